@@ -1,6 +1,6 @@
 """No regular expression of Stoker takes more than linear time for any text.
 
-All are found in the source, and each gets text that is hard for it: many repetitions of what one of its repeats
+All are found in the source. Each gets text that is hard for it: many repetitions of what one of its repeats
 matches, then a character that does not match.
 """
 

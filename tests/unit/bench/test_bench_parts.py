@@ -71,7 +71,7 @@ def test_commands_are_interleaved_and_a_failure_is_no_figure(tmp_path: Path) -> 
 
 
 def test_times_are_not_rounded_to_polling_intervals(tmp_path: Path) -> None:
-    # A wait with a timeout would poll at the same two moments for both; the best of a few tries differs.
+    # Both times lie between two polls of a wait with a timeout; the best of a few tries still differs.
     short, long = (Contender(word, ["sleep", word], tmp_path) for word in ("0.034", "0.058"))
     best = [min(timing.seconds(one) for _ in range(8)) for one in (short, long)]
     assert best[1] - best[0] > 0.01
@@ -202,8 +202,8 @@ def test_a_row_is_written_down_before_the_next_one_begins(
 
 
 def test_what_a_save_costs_the_training() -> None:
-    """Steps take twice as long while a checkpoint is transferred, from 20 to 28 s and from 36 to 40 s. Later
-    the whole machine is slower, and a second save costs nothing and is never kept."""
+    """Steps take twice as long during both stretches of the save that is kept."""
+    # Saved from 20 to 28 s and from 36 to 40 s. From 60 s on the whole machine is slower, and a save is never kept.
     times = [number / 100 for number in range(2000)]
     times += [20 + number / 50 for number in range(400)]
     times += [28 + number / 100 for number in range(800)]

@@ -162,7 +162,7 @@ def test_an_unhashed_file_that_is_gone_is_refused(blobs: BlobStore, root: Path, 
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
-def test_hashes_are_recorded_in_one_file_only(
+def test_hashes_are_recorded_only_in_a_regular_file(
     blobs: BlobStore, root: Path, tmp_path: Path, kind: str
 ) -> None:
     outside = tmp_path / "outside"
@@ -178,7 +178,7 @@ def test_hashes_are_recorded_in_one_file_only(
     with pytest.raises(OSError):
         carry_checkpoint(LocalTaskDir(str(root)), staged, blobs)
     assert outside.read_bytes() == b""
-    assert (root / layout.staged(1) / "m").read_bytes() == b"weights", "it stays until its hash is noted"
+    assert (root / layout.staged(1) / "m").read_bytes() == b"weights", "it stays until its hash is recorded"
 
 
 @pytest.mark.parametrize("kind", ["file link", "directory link", "staged link", "pipe"])

@@ -86,8 +86,7 @@ def test_killed_after_every_operation(name: str, place: Path) -> None:
 @pytest.mark.parametrize("waiting", [True, False], ids=["seconds between saves", "no time between saves"])
 @pytest.mark.parametrize("name", NAMES)
 def test_launcher_killed_with_it(name: str, waiting: bool, place: Path) -> None:
-    """The launcher is killed with the writer; a new scanner reads the directory, also after half a write. The
-    directory is copied by hard links, so that inodes and times stay the same."""
+    """A new scanner finds the directory as both left it, also after half a write."""
     trace = Trace(name)
     states = trace.complete(place / "complete")
     finished: dict[str, int] = {}
@@ -110,6 +109,7 @@ def test_launcher_killed_with_it(name: str, waiting: bool, place: Path) -> None:
 
 
 def check_collected(task: Task, root: Path, states: States, finished: dict[str, int]) -> None:
+    # Hard links keep inodes and times.
     shutil.copytree(task.root, root, copy_function=os.link)
     # The new scanner appends to these files; the originals must stay as they are.
     for name in (layout.JOURNAL, layout.SCAN):

@@ -129,7 +129,7 @@ class TestSigns:
         task.pass_time(10)
         assert len(task.offered) == 1
 
-    def test_a_declaration_that_comes_late_is_waited_for(self, task: Task) -> None:
+    def test_a_late_declaration_is_awaited(self, task: Task) -> None:
         """On a busy machine, time passes between the rename by the SDK and its declaration."""
         task.rename("last.bin", b"state 1")
         task.say("last.bin", step=1)
@@ -521,8 +521,8 @@ class TestScannerKilled:
         assert task.offered == []
 
     def test_staged_and_not_announced(self, task: Task) -> None:
-        """Killed between the rename of the copy and its journal entry: the new scanner announces it once,
-        also if the file is gone."""
+        """Killed between the rename of a copy and its journal entry: it is announced once, also if the file
+        is gone."""
         task.scanner._journal = lambda entry: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
         path = task.rename("a.bin", b"one")
         task.poll()

@@ -1,5 +1,4 @@
-"""Files that are not proven damaged are not refused: whole files that look like another format, and unusual
-files of a known one."""
+"""Files without proven damage are not refused: unusual ones, and ones that look like another format."""
 
 from __future__ import annotations
 
@@ -95,7 +94,7 @@ def test_json_that_ends_early_is_refused_wherever_it_ends(encoding: str, tmp_pat
             assert verdict(tmp_path, "a.json", data[:length]).ok is False, data[:length]
 
 
-def test_json_words_at_the_end_of_another_format_prove_nothing(tmp_path: Path) -> None:
+def test_text_that_is_no_json_is_unproven(tmp_path: Path) -> None:
     assert verdict(tmp_path, "a.json", b"# a comment that ends in t").ok is None
     assert verdict(tmp_path, "a.json", b'{"a": 01}').ok is None
 

@@ -106,7 +106,7 @@ def test_privileges_are_refused_even_leniently(fake: Any, invoke: Any, file: Any
     assert fake.submitted[0]["job"]["cluster"] == "lab"
 
 
-def test_a_dry_run_prints_the_job_file_that_says_the_same(fake: Any, invoke: Any, file: Any) -> None:
+def test_a_dry_run_prints_an_equivalent_job_file(fake: Any, invoke: Any, file: Any) -> None:
     name = file(JOB.replace("NAME", "a") + "---\n" + JOB.replace("NAME", "b"))
     result = invoke("submit", name, "--dry-run")
     documents = [yaml.safe_dump(tree) for tree in yaml.safe_load_all(result.out)]

@@ -442,7 +442,7 @@ def test_drill_of_a_run_that_does_not_come_back(digits: Any, invoke: Any) -> Non
 # -- pull ------------------------------------------------------------------------------------------------------
 
 
-def test_pull_goes_on_where_it_was_cut_off(digits: Any, invoke: Any, tmp_path: Path) -> None:
+def test_pull_continues_where_it_was_cut_off(digits: Any, invoke: Any, tmp_path: Path) -> None:
     data = os.urandom(200_000)
     digits.files = {"model/weights.pt": data, "plot.svg": b"<svg/>"}
     digits.cut_content_after = 70_000

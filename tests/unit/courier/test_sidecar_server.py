@@ -289,8 +289,7 @@ def test_one_that_knocks_without_end_is_in_its_own_way(door: Door) -> None:
 
 
 def test_a_copied_head_is_no_way_to_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its signature is valid, and a buffer is lent for the body: the timeout is for the whole body, not for
-    each byte."""
+    """Its signature is valid, so the timeout counts for the whole body and not for each byte."""
     monkeypatch.setattr(server_module, "IDLE", 0.3)
     door = Door(tmp_path)
     try:

@@ -165,8 +165,7 @@ class _Killed(BaseException):
 
 @pytest.mark.parametrize("call", ["mkdir", "link", "symlink", "rename", "fchmod", "open"])
 def test_killed_at_any_call_of_a_placing(here: Place, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory is then the old one, absent, or the new one. A repetition succeeds with the content that
-    is left."""
+    """The directory is then the old one, absent, or the new one, and a repetition succeeds."""
     old = here.tree({"old": b"old"})
     here.all("output", old)
     files = {"a": b"1", "b/c": b"22", "b/d": b"22", "e": b"333"}

@@ -58,7 +58,7 @@ REST = [
 ]
 
 
-def test_what_the_job_mounts() -> None:
+def test_mounts_of_a_job() -> None:
     box = replace(BOX, binds=[("/home/ada/data", "/data", "ro"), ("/t/scratch-1", "/scratch", "rw")])
     words = commands.create(PODMAN, box)
     assert [words[n + 1] for n, word in enumerate(words) if word == "--volume"][2:] == [

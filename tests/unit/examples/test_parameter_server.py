@@ -114,8 +114,7 @@ def test_asynchronous_workers_do_not_wait() -> None:
 
 @pytest.mark.alone
 def test_stalls_shorter_than_the_bound_delay_only_their_worker() -> None:
-    """Each of four workers stalls once in 100 steps, in turn, for 4 of the 6 steps of the bound. In lockstep
-    all would lose 16 steps in 100. So each loses only its own 4."""
+    """Each worker loses its own 4 steps in 100; in lockstep all would lose 16."""
 
     def stall(worker: int, clock: int) -> float:
         return 4 * STEP if clock == 20 * (worker + 1) else 0.0
@@ -125,8 +124,7 @@ def test_stalls_shorter_than_the_bound_delay_only_their_worker() -> None:
 
 @pytest.mark.alone
 def test_a_network_that_stalls_for_less_than_the_bound_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tenth reply takes as long as 3 of the 5 steps of the bound. The workers continue with the weights
-    they have, and send their updates in one piece."""
+    """While replies are late, workers continue with their weights and send the updates in one piece."""
     answered: dict[int, int] = {}
     reply = ps.Server._answer
 

@@ -136,7 +136,7 @@ def test_compression_bombs(images: Images, monkeypatch: pytest.MonkeyPatch) -> N
         images.account("app", tar({"etc/passwd": "x" * 2000}))
 
 
-def test_a_layer_that_is_not_what_its_digest_says(fake: Fake, images: Images) -> None:
+def test_a_layer_with_a_wrong_digest(fake: Fake, images: Images) -> None:
     good = tar({"etc/passwd": PASSWD})
     blob = Blob(digest(good), len(good), "")
     forged = good.replace(b"app:x:1000", b"app:x:0000")

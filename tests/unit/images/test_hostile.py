@@ -326,7 +326,7 @@ def test_a_registry_behind_a_proxy_that_ends_tls(secure: Fake, ca_file: str, ima
     assert sum(path.startswith("PUT /put?x=1&digest=") for path in secure.paths()) == 2
 
 
-def test_an_early_refusal_of_a_large_upload_is_heard(fake: Fake, tmp_path: Path) -> None:
+def test_an_early_refusal_of_a_large_upload_is_read(fake: Fake, tmp_path: Path) -> None:
     """Such a server answers and closes the connection during the upload."""
     tree = LayerTree()
     tree.file("large", random.Random(0).randbytes(16 << 20))

@@ -337,7 +337,7 @@ def test_reasons_from_events() -> None:
     assert pod_causes.look(pod, []).waiting == "is being started on node-1"
 
 
-def test_a_gate_and_a_scheduler_that_has_not_looked() -> None:
+def test_a_scheduling_gate_and_a_pending_scheduler() -> None:
     pod = running()
     del pod["spec"]["nodeName"]
     pod["status"] = {"phase": "Pending"}

@@ -91,8 +91,8 @@ CONTACTS = [
 
 @pytest.mark.parametrize(("contact", "presence", "words", "hopeless"), CONTACTS)
 def test_what_silence_means(contact: Contact, presence: Presence, words: str, hopeless: str) -> None:
-    """A task that never answered is unreachable, which is an error of the engine. A task that has answered,
-    or that ran before this server started, may be dead; the fencing rules decide."""
+    """A task that never answered is unreachable; one that did, or that an earlier server started, may be
+    dead."""
     (found,) = look(pods=[pod()], contact=contact)
     assert (found.presence, found.hopeless) == (presence, hopeless)
     assert words in found.waiting and (words == "") == (found.waiting == "")

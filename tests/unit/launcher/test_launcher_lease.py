@@ -103,8 +103,7 @@ def test_exclusive_ends_at_once_after_its_lease(asked: bool) -> None:
     )
 )
 def test_exclusive_ends_before_the_server_gives_its_place_away(steps: list[tuple[str, float, bool]]) -> None:
-    """The launcher looks before the server gives its place away. Frozen for longer than that, it ends at
-    once."""
+    """A launcher that was frozen for longer than that ends at once."""
     story = Story(exclusive=True)
     asked = story.now
     for what, seconds, contact in steps:

@@ -123,8 +123,7 @@ def test_only_requested_files_of_a_process_are_counted() -> None:
 
 
 def test_pages_of_files_on_a_disk_are_the_kernels_to_give_up() -> None:
-    """The kernel can drop the pages of mapped files on a disk: they do not count towards the limit, as in a
-    control group."""
+    """Mapped files on a disk do not count, because the kernel can drop their pages."""
     rollup = "Rss: 900 kB\nPss: 500 kB\nPss_Anon: 60 kB\nPss_File: 400 kB\nPss_Shmem: 40 kB\nSwapPss: 0 kB\n"
     assert shares_in(rollup) == (100 << 10, 40 << 10)
     assert shares_in("Rss: 900 kB\nPss: 500 kB\n") == (500 << 10, 500 << 10)

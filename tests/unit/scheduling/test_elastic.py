@@ -70,7 +70,7 @@ def test_it_does_not_start_below_what_it_needs():
 
 
 def test_extras_leave_what_is_reserved_for_a_waiting_run():
-    """The waiting run needs a GPU and four CPUs. The CPUs stay free although no GPU is."""
+    """It waits for a GPU and four CPUs, which stay free although no GPU is."""
     made = scheduler(node("a", 8, gpus=1))
     start(made, gang("trains", 1, 1, GPU))
     assert start(made, gang("waits", 1, 1, Ask(cpu=4, gpu=1)), gang("elastic", 1, 8)) == {"elastic": 4}

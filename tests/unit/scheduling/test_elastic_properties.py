@@ -345,8 +345,8 @@ TestEvents.settings = settings(QUIET, max_examples=100, stateful_step_count=25)
     data=st.data(),
 )
 def test_extras_delay_no_run_of_the_same_priority(cpu, gpus, events, data):
-    """The same runs start and end in two worlds, one of them without extras; after each event the same runs
-    run. There is only one node, so that the choice of places does not matter."""
+    """In two worlds, one of them without extras, the same runs run after each event."""
+    # One node: on several, another order of starts would leave other gaps.
     elastic, rigid = Scheduler(), Scheduler()
     for made in (elastic, rigid):
         made.set_nodes([NodeShape("a", cpu, 0, tuple("0123"[:gpus]))])

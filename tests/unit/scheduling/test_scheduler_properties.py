@@ -385,8 +385,7 @@ wishes = st.tuples(gangs, domains)
     data=st.data(),
 )
 def test_the_head_starts_when_it_would_have_started_alone(nodes, early, late, data):
-    """In two worlds the same runs end, and in one of them others arrive later. The head starts at the same
-    time in both."""
+    """In two worlds, one of them with later runs, the head starts at the same time."""
     crowded, quiet = Scheduler(), Scheduler()
     for scheduler in (crowded, quiet):
         scheduler.set_nodes(nodes)

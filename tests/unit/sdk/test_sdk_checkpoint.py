@@ -81,7 +81,7 @@ def test_replacing_an_existing_checkpoint(first: Any, second: Any, there: Path) 
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", ".hidden", "x.tmp", "a\0b"])
-def test_names_of_temporary_files_are_refused(name: str, there: Path) -> None:
+def test_invalid_checkpoint_names_are_refused(name: str, there: Path) -> None:
     with pytest.raises(ValueError, match="not a name for a checkpoint"):
         stoker.checkpoint.save(name, b"1")
     assert not there.exists()
@@ -181,8 +181,7 @@ def test_outside_stoker(tmp_path: Path, task: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_torch_states_without_importing_torch_before(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the real library where it is installed, else with a fake that saves in the same way: to a path, by
-    pickle."""
+    """With the real torch where it is installed, else with a fake that saves in the same way."""
     try:
         import torch
     except ImportError:

@@ -199,7 +199,7 @@ def test_a_report_survives_being_killed_right_after(task: Path) -> None:
 
 
 def test_reporting_is_cheaper_than_a_plain_log_line(task: Path) -> None:
-    """The training's loop pays for it. Measured interleaved with a careful script's own log line."""
+    """Compared, interleaved, with the log line of a careful script in the training's loop."""
     report: list[float] = []
     plain: list[float] = []
     with open(task / "plain.jsonl", "a", encoding="utf-8") as file:

@@ -36,7 +36,7 @@ def decided(patterns: Patterns, path: bytes) -> bool:
 
 
 def test_patterns_agree_with_git(tmp_path: Path) -> None:
-    """Random patterns, also invalid ones. Each set has its own directory, so that git runs only once."""
+    """Random patterns, also invalid ones, each set in its own directory, so that git runs only once."""
     chance = random.Random(4)
     sets = [
         [
@@ -85,7 +85,7 @@ def test_patterns_agree_with_git(tmp_path: Path) -> None:
     ],
 )
 def test_time_grows_with_the_length_of_the_path(pattern: str) -> None:
-    """Every byte of a path costs the same. A regular expression would need exponential time."""
+    """Every byte of a path costs the same; a regular expression would need exponential time."""
     patterns = Patterns([pattern.encode(), b"/" + pattern.encode()])
 
     def cost(length: int) -> float:

@@ -148,7 +148,7 @@ def test_random_positions_in_a_file(tmp_path: Path, way: str, cached: bool) -> N
 
 
 def test_the_cache_is_left_alone(tmp_path: Path) -> None:
-    """The purpose of direct I/O. Only where the file system of the tests supports it."""
+    """The purpose of direct I/O, where the file system of the tests supports it."""
     path = tmp_path / "file"
     data = random.Random(5).randbytes(4 * direct_io.PIECE)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -161,6 +161,6 @@ def test_the_cache_is_left_alone(tmp_path: Path) -> None:
     assert b"".join(bytes(piece) for piece in direct_io.pieces(fd, len(data))) == data
     with direct_io.open_file(os.dup(fd), len(data)) as file:
         assert file.read() == data
-    # Ask at offsets that were not read yet: each read makes the kernel read ahead a little.
+    # At an offset that was not queried before: a query makes the kernel read ahead a little.
     assert not direct_io._is_cached(fd, 3 * direct_io.PIECE - direct_io._WINDOW)
     os.close(fd)

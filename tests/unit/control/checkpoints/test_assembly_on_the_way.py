@@ -102,7 +102,7 @@ def test_a_task_that_always_has_a_part_in_transfer(rig: Slow) -> None:
     assert len(rig.kept()) == 30
 
 
-def test_the_first_part_of_another_name_does_not_complete_it(rig: Slow) -> None:
+def test_a_task_with_a_part_of_another_name_in_transfer_is_awaited(rig: Slow) -> None:
     for number in (1, 2, 3):
         rig.both(
             rig.said([rig.part("worker-0", f"opt-{number}", number, {"o0": "x"}, step=number)]), rig.said()

@@ -233,7 +233,7 @@ def test_parts_that_wait_for_a_very_slow_task_are_bounded() -> None:
     assert sum(p.row.size for one in waiting for p in one.parts.values()) <= ROOM + ROOM // 4
 
 
-# -- anything in any order -----------------------------------------------------------------------------------------
+# -- random orders of events -------------------------------------------------------------------------------------
 
 
 @dataclass

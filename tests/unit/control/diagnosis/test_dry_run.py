@@ -19,7 +19,7 @@ def plan(text: str) -> list[dict[str, Any]]:
     return dry_run.tasks(job, parts, asks)
 
 
-def test_every_task_with_what_becomes_of_it() -> None:
+def test_every_task_is_listed() -> None:
     found = plan(
         "run: python train.py\nworkers: 1..2\nframework: none\nroles: {ps: {run: [python, ps.py], may_fail: true}}\n"
     )

@@ -222,7 +222,7 @@ def test_checkpoints_of_several_tasks_are_parts(tmp_path: Path) -> None:
     assert not [change for change in found.changes if isinstance(change, AddCheckpoint)]
 
 
-def test_a_transfer_without_resources_is_retried(task: Task) -> None:
+def test_a_transfer_is_retried_after_an_io_error(task: Task) -> None:
     task.checkpoint(1)
     task.look()
     task.transfers.fault = OSError(errno.EIO, os.strerror(errno.EIO))

@@ -32,7 +32,7 @@ ENDED = {"k": "ended", "seq": 1, "generation": 1, "kind": "exit", "code": 0}
 
 
 class Task(TaskFiles):
-    """A task directory, what a server takes in from it, and the database that it goes into."""
+    """A task directory, what a server reads from it, and the database for that."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.home = Home(tmp_path / "home")

@@ -105,7 +105,7 @@ def test_a_task_that_is_not_up_is_cancelled(server: Driven) -> None:
     assert server.starts(run, 1, "worker-0") == []
 
 
-def test_a_stop_that_an_earlier_server_sent_stands(server: Driven) -> None:
+def test_a_stop_order_of_an_earlier_server_counts(server: Driven) -> None:
     server.otherwise = STUBBORN
     run = server.submit(grace="60s")
     server.stop(run)

@@ -37,12 +37,12 @@ def test_a_new_generation_does_not_restart_the_timeout(server: Driven) -> None:
     assert order.scan_every is not None, "a world's first checkpoint is waited for"
 
 
-def test_the_code_is_there_before_the_order(server: Driven) -> None:
+def test_the_code_is_placed_before_the_order(server: Driven) -> None:
     run = server.submit(code=tree(server, train="print(1)"))
     assert (server.directory(run) / "code" / "train.py").read_text() == "print(1)"
 
 
-def test_secrets_are_there_and_forgotten(server: Driven) -> None:
+def test_secrets_are_written_and_removed_at_the_end(server: Driven) -> None:
     run = server.submit(secrets={"TOKEN": "sesame-open"})
     path = server.directory(run) / "secrets.json"
     assert json.loads(path.read_text()) == {"TOKEN": "sesame-open"} and path.stat().st_mode & 0o777 == 0o600

@@ -52,8 +52,7 @@ def ports(tmp_path: Path, live: LiveRun) -> list[tuple[int, ...]]:
 
 
 def test_nobody_listens_where_a_member_that_was_given_up_would_knock(tmp_path: Path) -> None:
-    """A surviving member keeps its address. On its old port, a frozen member that resumes would reach the
-    next world."""
+    """A surviving member keeps its address, but not the port at which a resumed old member would reach it."""
     first = ports(tmp_path, live_of({"worker-0": {}, "worker-1": {}}))
     moved = ports(tmp_path, live_of({"worker-0": {"moved": 1}, "worker-1": {"moved": 1, "given_up": True}}))
     assert first == [(29400,), (29400,)]

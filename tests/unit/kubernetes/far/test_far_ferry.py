@@ -178,7 +178,7 @@ class Far:
         self.thread.close()
 
 
-def test_what_has_not_arrived_cannot_be_relied_on(tmp_path: Path) -> None:
+def test_a_directory_exists_after_its_first_sync(tmp_path: Path) -> None:
     with Far(tmp_path, quiet) as far:
         assert not far.directory.exists()
         far.wire.fail = ConnectionRefusedError()
@@ -190,7 +190,7 @@ def test_what_has_not_arrived_cannot_be_relied_on(tmp_path: Path) -> None:
     with Far(tmp_path, quiet) as far:
         assert not far.directory.exists()
         far.mirror.record(layout.ORDER, b'{"seq":1,"generation":1,"verb":"run"}')
-        assert far.directory.exists(), "an order that is known was given, whatever came after it"
+        assert far.directory.exists(), "a known order was given"
 
 
 def test_catching_up_continues_to_the_end(tmp_path: Path) -> None:

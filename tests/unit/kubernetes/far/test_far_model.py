@@ -1,5 +1,4 @@
-"""Source and mirror with every event between them: the mirror becomes equal to the source, and the lines
-before a journal entry arrive before it."""
+"""The mirror becomes equal to its source, and lines arrive before the journal entry that follows them."""
 
 from __future__ import annotations
 

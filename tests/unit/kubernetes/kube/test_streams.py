@@ -49,7 +49,9 @@ def test_a_command_runs_to_its_end(tmp_path: Path, ca: trustme.CA, run: Run) -> 
     run(story())
 
 
-def test_a_refused_upgrade_says_why_and_renews_credentials(tmp_path: Path, ca: trustme.CA, run: Run) -> None:
+def test_a_refused_upgrade_has_a_reason_and_renews_credentials(
+    tmp_path: Path, ca: trustme.CA, run: Run
+) -> None:
     async def story() -> None:
         async with talking(tmp_path / "config", Api(ca, tokens={"t"}), {"token": "t"}) as (api, kube):
             api.scripts.append(lambda _: status(400, "BadRequest", "container x is not valid for pod"))

@@ -19,7 +19,7 @@ from support import manifests
 from support.manifests import FILES
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_files() -> None:
     assert len(FILES) >= 25
     assert {path.name for path in (manifests.HERE / "expected").iterdir()} == {
         f"{path.name}.json" for path in FILES

@@ -147,7 +147,7 @@ def test_the_table_knows_each_key_once_and_every_scope() -> None:
     ids=lambda row: f"{row.scope}.{row.key}",
 )
 def test_keys_of_a_pod_are_handled_as_in_the_table(row: Any) -> None:
-    """Each key gets a non-default value: a supported key changes the job or leaves a note."""
+    """Each key that is not supported gets a value, and leaves the note that the table names."""
     if row.does is Does.HONOURED:
         return
     where: dict[str, Any] = {row.key: {"x": "y"} if row.does is not Does.REFUSED else True}
