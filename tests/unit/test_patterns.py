@@ -92,7 +92,7 @@ def uses_in(file: str, tree: ast.Module, text: str) -> Iterator[Use]:
         elif function.startswith("re.") and function[3:] in METHODS:
             methods = [function[3:]]
         elif function == "re.compile":
-            # A pattern that is stored elsewhere, as in a tuple, may be used in any way; a search is the slowest.
+            # A pattern stored elsewhere, as in a tuple, may be used in any way; a search is the slowest.
             methods = sorted(methods_of().get(named.get(id(call), ""), {"search"}))
         else:
             continue

@@ -203,7 +203,7 @@ def test_a_row_is_written_down_before_the_next_one_begins(
 
 def test_what_a_save_costs_the_training() -> None:
     """Steps take twice as long during both stretches of the save that is kept."""
-    # Saved from 20 to 28 s and from 36 to 40 s. From 60 s on the whole machine is slower, and a save is never kept.
+    # Saved from 20 to 28 s and from 36 to 40 s. From 60 s on all is slower, and a save is never kept.
     times = [number / 100 for number in range(2000)]
     times += [20 + number / 50 for number in range(400)]
     times += [28 + number / 100 for number in range(800)]

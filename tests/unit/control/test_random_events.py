@@ -1,8 +1,7 @@
-"""Random events against the real controller on the fake engine: after each event its states, the tables and the engine
-agree.
+"""Random events against the real controller on the fake engine: states, tables and engine agree after each one.
 
-The profile of tests/conftest.py chooses the seeds: the same ones each time in CI, others in `make soak`. A failure is
-printed as the steps that lead to it.
+The profile of tests/conftest.py chooses the seeds: the same ones each time in CI, others in `make soak`. A
+failure is printed as the steps that lead to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parameter server of the examples: what each staleness guarantees, and what a loss costs.
 
-A step sleeps for `STEP`, like a step on a GPU. So the throughput depends on the protocol, and not on the cores of the
-test machine.
+A step sleeps for `STEP`, like a step on a GPU. So the throughput depends on the protocol, and not on the cores
+of the test machine.
 """
 
 from __future__ import annotations

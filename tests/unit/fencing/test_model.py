@@ -1,7 +1,7 @@
 """No two bodies of a slot act at once: a state machine of server, engine, launchers, network and faults.
 
-The model has the real orders and journal entries and calls the real rules; it replaces processes, disks and time.
-Its checks use its own record of what really happened (`Body`, `true_time`), never the answers of the rules.
+The model has the real orders and journal entries and calls the real rules; it replaces processes, disks and
+time. Its checks use its own record of what really happened (`Body`, `true_time`), never the answers of the rules.
 At the end, broken rules are put in on purpose, and the model must notice.
 """
 

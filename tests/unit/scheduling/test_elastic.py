@@ -46,7 +46,7 @@ EAST_AND_WEST = [node("e", 2, domain="east"), node("w", 8, domain="west")]
 STARTS = {
     "it starts with all that is free": ([node("a", 4)], [gang("elastic", 2, 8)], {"elastic": 4}),
     "one that can start comes before the extras of another":
-        ([node("a", 4)], [gang("elastic", 2, 8, priority=5), gang("plain", 1, 1)], {"elastic": 3, "plain": 1}),
+        ([node("a", 4)], [gang("rich", 2, 8, priority=5), gang("plain", 1, 1)], {"rich": 3, "plain": 1}),
     "two that start together share what is left":
         ([node("a", 8)], [gang("one", 1, 8), gang("two", 1, 8)], {"one": 4, "two": 4}),
     "the higher priority takes its extras first":

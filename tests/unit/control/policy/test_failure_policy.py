@@ -44,8 +44,10 @@ DECISIONS = {
         ([seat("worker-0"), seat("evaluator-0", BAD, on_loss="task", ends=False, may_fail=True)], Decision()),
     "an ignored loss leaves the others alone":
         ([seat("worker-0", on_loss="ignore"), seat("worker-1", LOST, on_loss="ignore")], Decision()),
-    "the loss of all tasks is not ignored":
-        ([seat("worker-0", LOST, on_loss="ignore"), seat("worker-1", BAD, on_loss="ignore")], Decision(end=LOST)),
+    "the loss of all tasks is not ignored": (
+        [seat("worker-0", LOST, on_loss="ignore"), seat("worker-1", BAD, on_loss="ignore")],
+        Decision(end=LOST),
+    ),
 }  # fmt: skip
 
 
