@@ -130,7 +130,7 @@ def test_client_certificates_inline_and_from_files_that_change(tmp_path: Path, c
         api = Api(ca, certificates={"alice"})
         async with talking(
             tmp_path / "config", api, {"client-certificate": "c.pem", "client-key": "k.pem"}
-        ) as kube:
+        ) as (_, kube):
             await kube.version()
             cert, key = pair(ca, "bob")
             replace(tmp_path / "c.pem", cert)
