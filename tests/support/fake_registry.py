@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import ssl
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from stoker.images import Logins
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
@@ -119,3 +122,8 @@ class Fake:
 
 def digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def logins(*hosts: str, pair: str = "bob:hunter2") -> Logins:
+    entry = {"auth": base64.b64encode(pair.encode()).decode()}
+    return Logins.parse(json.dumps({"auths": dict.fromkeys(hosts, entry)}), source="config.json")

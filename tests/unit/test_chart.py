@@ -1,4 +1,4 @@
-"""The chart without Helm: what its files say must agree with each other and with the program."""
+"""The chart without Helm: its files agree with each other and with Stoker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS = {
 
 
 def parts(schema: dict[str, Any], values: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Each closed object of the schema with the values at its place, and each leaf."""
+    """Each closed object of the schema with its values, and each leaf."""
     yield path, schema, values
     for key, below in schema.get("properties", {}).items():
         if isinstance(values, dict) and key in values:
@@ -45,7 +45,7 @@ IDS = [path or "(all)" for path, _, _ in ALL]
 
 
 @pytest.mark.parametrize(("path", "schema", "values"), ALL, ids=IDS)
-def test_the_values_are_as_their_schema_says(path, schema, values):
+def test_the_values_match_their_schema(path, schema, values):
     kind = KINDS[schema["type"]]
     assert isinstance(values, kind) and not (kind is int and isinstance(values, bool))
     if "enum" in schema:
@@ -58,7 +58,7 @@ def test_the_values_are_as_their_schema_says(path, schema, values):
 
 @pytest.mark.parametrize(("path", "schema", "values"), ALL, ids=IDS)
 def test_every_value_is_in_the_schema_and_the_other_way_round(path, schema, values):
-    """But for what Helm itself adds, and sections that are empty by default."""
+    """Except for what Helm itself adds, and sections that are empty by default."""
     if schema.get("additionalProperties") is False and path != "config":
         assert set(values) == set(schema["properties"]) - {"global"}
 
@@ -69,12 +69,12 @@ def test_nothing_secret_has_a_default():
     assert "password" not in json.dumps(VALUES).lower()
 
 
-def test_the_version_is_the_programs():
+def test_the_version_is_that_of_stoker():
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == __version__
 
 
-def test_the_sections_of_the_configuration_are_those_of_the_program():
+def test_the_sections_of_the_configuration_are_those_of_stoker():
     sections = {field.name for field in dataclasses.fields(Settings)} - {"home"}
     assert set(SCHEMA["properties"]["config"]["properties"]) == sections
 
@@ -84,7 +84,7 @@ def test_a_pool_has_the_keys_of_a_pool():
     assert set(pool["properties"]) == set(Pool.model_fields)
 
 
-def test_the_name_of_the_cluster_is_one_the_server_takes():
+def test_the_name_of_the_cluster_is_valid():
     pattern = SCHEMA["properties"]["cluster"]["properties"]["name"]["pattern"]
     for name in ("main", "a", "gpu-prod", "x" * 40, "x" * 41, "Main", "-a", "a-", "a_b", ""):
         assert bool(re.search(pattern, name)) == bool(CLUSTER_NAME.fullmatch(name)), name
@@ -94,7 +94,7 @@ def template(name: str) -> str:
     return (CHART / "templates" / name).read_text()
 
 
-def test_the_policies_speak_of_the_labels_and_ports_that_pods_have():
+def test_the_policies_use_the_labels_and_ports_of_the_pods():
     policies = template("networkpolicy.yaml")
     assert f"ports: [{{port: {courier_protocol.PORT}}}]" in policies
     assert f"key: {names.RUN}," in policies

@@ -1,4 +1,4 @@
-"""What a file system says of itself, in the words that a person needs."""
+"""The state of a file system, in words for users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOUNTS = [
 
 
 def test_a_file_system_that_turned_itself_read_only_is_recognised() -> None:
-    """ext4 does so after an error, and says it nowhere but in the kernel's list."""
+    """ext4 does so after an error, and shows it only in the kernel's list of mounts."""
     assert disks._gave_up(MOUNTS, "/data/a b")
     for mount in ("/", "/data/over", "/data/emergency_ro", "/data/none"):
         assert not disks._gave_up(MOUNTS, mount), mount

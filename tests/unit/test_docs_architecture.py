@@ -1,5 +1,5 @@
-"""docs/architecture.md names files and rooms of the tree: each must be there, and no room may be missing. Every record
-under docs/decisions/ has its three parts and stands in the index."""
+"""docs/architecture.md names existing files, and all rooms. Every record in docs/decisions/ has its three
+parts and is in the index."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_room_is_in_the_map() -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
-def test_a_decision_has_its_three_parts_and_stands_in_the_index(record: Path) -> None:
+def test_a_decision_has_its_three_parts_and_is_in_the_index(record: Path) -> None:
     text = record.read_text()
     title, date = text.splitlines()[0].removeprefix("# "), record.name[:10]
     assert text.splitlines()[2] == date

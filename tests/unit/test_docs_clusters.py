@@ -1,4 +1,4 @@
-"""docs/clusters.md describes every setting of a cluster, and none that is not there."""
+"""docs/clusters.md describes every setting of a cluster, and no other."""
 
 from __future__ import annotations
 

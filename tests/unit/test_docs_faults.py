@@ -1,4 +1,4 @@
-"""docs/faults.md names tests as proofs: each must be there."""
+"""docs/faults.md names tests as proofs: each must exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/foreign-files.md says of every key what the code does with it, and shows every kind, runtime and flag there is."""
+"""docs/foreign-files.md describes every key as the code handles it, and every kind, runtime and flag."""
 
 from __future__ import annotations
 

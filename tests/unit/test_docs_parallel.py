@@ -1,4 +1,4 @@
-"""The pages on parallel training show the examples as they are, and all of them."""
+"""The pages on parallel training show all examples, with their current code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/state-machine.md is what the tables of transitions say."""
+"""docs/state-machine.md agrees with the tables of transitions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""No regular expression of ours takes more than linear time, whatever it is given.
+"""No regular expression of Stoker takes more than linear time for any text.
 
-All are found by reading the source, and each is given text that is hard for it: what one of its repeats takes, over
-and over, then something it cannot take.
+All are found in the source. Each gets text that is hard for it: many repetitions of what one of its repeats
+matches, then a character that does not match.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def uses_in(file: str, tree: ast.Module, text: str) -> Iterator[Use]:
         elif function.startswith("re.") and function[3:] in METHODS:
             methods = [function[3:]]
         elif function == "re.compile":
-            # A name that ends up elsewhere, as in a tuple, may be used in any way: searching is the hardest.
+            # A pattern stored elsewhere, as in a tuple, may be used in any way; a search is the slowest.
             methods = sorted(methods_of().get(named.get(id(call), ""), {"search"}))
         else:
             continue
@@ -119,7 +119,7 @@ def value(node: ast.expr, place: dict[str, Any]) -> Any:
 
 @functools.cache
 def methods_of() -> dict[str, set[str]]:
-    """Name of a compiled pattern -> what it is used for, anywhere."""
+    """From the name of a compiled pattern to the methods called on it anywhere."""
     found: dict[str, set[str]] = {}
     for path in SOURCE.rglob("*.py"):
         for name, method in re.findall(rf"\b([A-Z_]+)\.({'|'.join(METHODS)})\b", path.read_text()):
@@ -127,14 +127,14 @@ def methods_of() -> dict[str, set[str]]:
     return found
 
 
-# -- what is hard for them ----------------------------------------------------------------------------------------
+# -- hard texts -------------------------------------------------------------------------------------------------
 
 ONE = (codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN)
 REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 
 
 def members(kind: Any, what: Any) -> list[str]:
-    """Some of the characters that one place of a pattern takes."""
+    """Some of the characters that one item of a pattern matches."""
     if kind is codes.LITERAL:
         return [chr(what)]
     if kind is codes.ANY:
@@ -154,7 +154,7 @@ def members(kind: Any, what: Any) -> list[str]:
 
 
 def sample(items: Any, variant: int) -> str:
-    """Text that these places take."""
+    """Text that these items match."""
     text = ""
     for kind, what in items:
         if kind in ONE:
@@ -170,7 +170,7 @@ def sample(items: Any, variant: int) -> str:
 
 
 def repeats(items: Any, before: list[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
-    """Each repeat without an end: what stands before it, and what it repeats."""
+    """Each unbounded repeat: the items before it, and the repeated items."""
     items = list(items)
     for number, (kind, what) in enumerate(items):
         here = before + items[:number]
@@ -188,13 +188,13 @@ def repeats(items: Any, before: list[Any]) -> Iterator[tuple[list[Any], list[Any
 
 
 def hostile(use: Use) -> Iterator[tuple[str, str, str]]:
-    """Beginnings, what follows them over and over, and ends."""
+    """Beginnings, repeated parts, and ends."""
     tree = parser.parse(use.pattern, use.flags)
     found = list(repeats(tree, []))
     starts = {""} | {sample(before, variant) for before, _ in found for variant in (0, 1)}
     pumps = {sample(body, variant) for _, body in found for variant in range(4)} | {" ", "\n", "a", "0"}
     if use.method not in ("match", "fullmatch"):
-        # A search that fails begins again one character later.
+        # A failed search starts again one character later.
         pumps |= {sample(before + body, variant) for before, body in found for variant in (0, 1)}
         pumps |= {sample(before, variant) for before, _ in found for variant in (0, 1)}
     return itertools.product(sorted(starts), sorted(pumps - {""}), ("", "\n\0!")) if found else iter(())
@@ -216,7 +216,7 @@ def grows(use: Use, start: str, pump: str, end: str) -> bool:
     """Whether four times the text takes much more than four times as long."""
     for length in range(12, 33, 4):
         if cost(use, start, pump, end, length) > 0.05:
-            return cost(use, start, pump, end, length, 3) > 0.05  # exponential: more of it would never end
+            return cost(use, start, pump, end, length, 3) > 0.05  # exponential: longer text would never end
     for length in LENGTHS:
         if cost(use, start, pump, end, length) > 0.001 and (
             cost(use, start, pump, end, length, 3) > 9 * cost(use, start, pump, end, length // 4, 3)
@@ -236,7 +236,7 @@ def grows(use: Use, start: str, pump: str, end: str) -> bool:
         (r"\w+\s*\w+!", "match"),
     ],
 )
-def test_what_is_not_linear_is_noticed(pattern: str, method: str) -> None:
+def test_slow_patterns_are_detected(pattern: str, method: str) -> None:
     use = Use("", pattern, 0, method)
     assert any(grows(use, *text) for text in hostile(use))
 

@@ -371,19 +371,31 @@ def driven(*nodes: Node, **control: float) -> Iterator[Driven]:
 
 
 def stage(
-    directory: Path, number: int, name: str, *, step: int, generation: int = 1, data: bytes = b"w"
+    directory: Path,
+    number: int,
+    name: str,
+    *,
+    step: int | None,
+    file: str = "",
+    generation: int = 1,
+    data: bytes = b"w",
 ) -> None:
-    """A committed and staged checkpoint, as a launcher leaves it."""
+    """A committed and staged checkpoint of one file, which has the checkpoint's name unless it is given."""
     place = directory / layout.staged(number)
     place.mkdir(parents=True)
-    (place / name).write_bytes(data)
-    file = {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "mode": 0o644}
+    (place / (file or name)).write_bytes(data)
+    entry = {
+        "path": file or name,
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "mode": 0o644,
+    }
     staged = StagedCheckpoint(
         number=number,
         generation=generation,
         name=name,
         how="sdk",
-        files=[file],
+        files=[entry],
         step=step,
         at=50.0,
         written_at=50.0,

@@ -11,7 +11,26 @@ from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers, Work
 from stoker.control.ingest.ingester import Ingester
 from stoker.control.ingest.journal_reader import Intake, JournalReader
 from stoker.settings import Home
+from stoker.task import layout
+from stoker.task.formats import Status, write_json
 from stoker.task.local_directory import LocalTaskDir
+from support.control import driven
+
+
+class TaskFiles:
+    """A task directory, written to as a launcher writes to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in layout.DIRECTORIES:
+            (root / name).mkdir(parents=True)
+
+    def phase(self, phase: str) -> None:
+        write_json(str(self.root / layout.STATUS), Status(phase, generation=1).to_json())
+
+    def journal(self, *entries: Any) -> None:
+        for entry in entries:
+            driven.journal(self.root, entry)
 
 
 class HeldTransfers(CheckpointTransfers):

@@ -21,6 +21,8 @@ import trustme
 import yaml
 from aiohttp import web
 
+from stoker.engine.kubernetes.api import Kube, KubeConfig
+
 Object = dict[str, Any]
 Script = Callable[[web.Request], web.StreamResponse | None]
 
@@ -423,3 +425,18 @@ def kubeconfig(
     }
     path.write_text(yaml.safe_dump(content))
     return path
+
+
+@contextlib.asynccontextmanager
+async def talking(
+    path: Path, api: Api, user: Mapping[str, Any] | None = None, **options: Any
+) -> AsyncIterator[tuple[Api, Kube]]:
+    """The API runs, and a client of it that has this user; `cluster` adds to the kubeconfig's cluster."""
+    cluster = options.pop("cluster", {})
+    await api.start()
+    kube = Kube.from_config(KubeConfig.load(kubeconfig(path, api.url, api.ca, user, **cluster)), **options)
+    try:
+        yield api, kube
+    finally:
+        await kube.close()
+        await api.stop()

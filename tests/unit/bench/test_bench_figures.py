@@ -37,7 +37,7 @@ def test_percentiles_interpolate_and_ignore_order() -> None:
 
 
 def test_a_ratio_compares_within_rounds() -> None:
-    # In round two the whole machine was ten times slower: the ratio does not see it.
+    # In round two the whole machine was ten times slower; the ratio stays the same.
     found = ratio([2.0, 20.0, None, 2.0], [1.0, 10.0, 1.0, None])
     assert found == Figure(2.0, 2.0, 2.0, 2, "x")
     assert ratio([1.0, None], [None, 1.0]) is None
@@ -55,7 +55,7 @@ def test_a_figure_shows_its_spread_only_when_there_is_one() -> None:
     assert figure([2.0], "x").text() == "2.00x"
 
 
-def test_bars_are_held_against_the_ratio_or_our_own_figure() -> None:
+def test_bars_are_compared_with_the_ratio_or_our_own_figure() -> None:
     assert line(30, Bar("<=", 4)).met is True
     assert line(50, Bar("<=", 4)).met is False
     assert line(50, Bar(">=", 4)).met is True
@@ -66,7 +66,7 @@ def test_bars_are_held_against_the_ratio_or_our_own_figure() -> None:
         Bar("<", 1)
 
 
-def test_the_exit_status_tells_missed_from_unjudged() -> None:
+def test_the_exit_status_distinguishes_missed_and_unjudged_bars() -> None:
     good, bad = line(30, Bar("<=", 4)), line(50, Bar("<=", 4))
     missing = line(30, Bar("<=", 4), theirs=None, ratio=None, note="missing: no network")
     assert results.verdict([row(good)]) == 0
@@ -74,14 +74,14 @@ def test_the_exit_status_tells_missed_from_unjudged() -> None:
     assert results.verdict([row(missing), row(bad)]) == 1
 
 
-def test_a_missing_peer_is_said_in_the_table() -> None:
+def test_a_missing_peer_is_named_in_the_table() -> None:
     missing = line(30, Bar("<=", 4), theirs=None, ratio=None, note="missing: no network")
     text = report.table([row(missing)])
     assert "missing: no network" in text
     assert "not judged" in text
 
 
-def test_results_come_back_as_they_were_and_other_rows_stay(tmp_path: Path) -> None:
+def test_results_are_read_back_unchanged_and_other_rows_stay(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     assert results.load(path) == {}
     old, other = row(line(30, Bar("<=", 4), goal=Bar("<=", 2))), row(line(1, None), number=13)

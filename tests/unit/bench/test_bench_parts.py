@@ -1,4 +1,4 @@
-"""The parts of the benchmark that could make its figures wrong without anybody noticing."""
+"""The parts of the benchmark that could make its figures wrong without a visible error."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def wait_for(path: Path, kept: Kept) -> str:
     return path.read_text().strip()
 
 
-def test_nothing_survives_its_keeper(tmp_path: Path) -> None:
+def test_no_process_survives_its_keeper(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     daemon = f"setsid sh -c 'trap : TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; while :; do sleep 1; done' & exit 0"
-    # Its starter is long gone when it is ended, and it does not listen to the polite signal.
+    # Its parent has exited by then, and it ignores SIGTERM.
     with Kept(["sh", "-c", f'sh -c "{daemon}"; exec sleep 1000'], log=tmp_path / "log") as kept:
         orphan = int(wait_for(pid, kept))
         os.kill(orphan, 0)
@@ -44,7 +44,7 @@ def test_nothing_survives_its_keeper(tmp_path: Path) -> None:
         os.kill(orphan, 0)
 
 
-def test_a_keeper_says_how_its_command_ended(tmp_path: Path) -> None:
+def test_a_keeper_reports_how_its_command_ended(tmp_path: Path) -> None:
     with Kept(["sh", "-c", "echo it is broken >&2; exit 3"], log=tmp_path / "log") as kept:
         deadline = time.monotonic() + 60
         with pytest.raises(RuntimeError, match="status 3: it is broken"):
@@ -53,7 +53,7 @@ def test_a_keeper_says_how_its_command_ended(tmp_path: Path) -> None:
                 time.sleep(0.01)
 
 
-def test_commands_run_in_turns_and_failures_are_no_figures(tmp_path: Path) -> None:
+def test_commands_are_interleaved_and_a_failure_is_no_figure(tmp_path: Path) -> None:
     log = tmp_path / "log"
     contenders = [
         Contender("a", ["sh", "-c", f"echo a >> {log}"], tmp_path),
@@ -63,15 +63,15 @@ def test_commands_run_in_turns_and_failures_are_no_figures(tmp_path: Path) -> No
     assert [value is None for value in times["b"]] == [False, True, False, True]
     assert all(value is not None and value > 0 for value in times["a"])
     words = log.read_text().split()
-    # Once to warm up, then once in each of its rounds, never one of them all at once.
+    # One warm-up, then one run in each of its rounds, interleaved with the others.
     assert (words.count("a"), words.count("b")) == (5, 3)
     assert sorted(words[2:4]) == ["a", "b"]
     with pytest.raises(RuntimeError, match="broken ended with status 4: oh no"):
         timing.seconds(Contender("broken", ["sh", "-c", "echo oh no >&2; exit 4"], tmp_path))
 
 
-def test_times_are_not_rounded_to_naps(tmp_path: Path) -> None:
-    # Between two of the moments at which a wait with a timeout would look, the best of a few tries tells them apart.
+def test_times_are_not_rounded_to_polling_intervals(tmp_path: Path) -> None:
+    # Both times lie between two polls of a wait with a timeout; the best of a few tries still differs.
     short, long = (Contender(word, ["sleep", word], tmp_path) for word in ("0.034", "0.058"))
     best = [min(timing.seconds(one) for _ in range(8)) for one in (short, long)]
     assert best[1] - best[0] > 0.01
@@ -110,7 +110,7 @@ def test_the_load_is_what_it_says() -> None:
 
 @pytest.fixture
 def stalling() -> Iterator[tuple[str, threading.Event]]:
-    """A server that answers nothing until it is told to."""
+    """A server that answers nothing until its test releases it."""
     go = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -139,16 +139,16 @@ def stalling() -> Iterator[tuple[str, threading.Event]]:
 
 def test_a_stall_counts_for_every_request_it_delayed(stalling: tuple[str, threading.Event]) -> None:
     url, go = stalling
-    # More requests than connections: those that could not even be sent have waited just as long.
+    # More requests than connections: requests that could not be sent have waited just as long.
     requests = [load.Request(0.0, "list", "GET", "/") for _ in range(load.WORKERS * 3)]
     threading.Timer(1.0, go.set).start()
     latencies = load.send(url, "token", requests)["list"]
     assert len(latencies) == len(requests)
-    # Due 0.2 s after the beginning, let go 1 s after it.
+    # Due after 0.2 s, answered after 1 s.
     assert min(latencies) > 500
 
 
-def test_a_wrong_answer_is_no_latency(stalling: tuple[str, threading.Event]) -> None:
+def test_a_wrong_answer_does_not_count_as_a_latency(stalling: tuple[str, threading.Event]) -> None:
     url, go = stalling
     go.set()
     with pytest.raises(RuntimeError, match="GET /broken: 500"):
@@ -202,8 +202,8 @@ def test_a_row_is_written_down_before_the_next_one_begins(
 
 
 def test_what_a_save_costs_the_training() -> None:
-    """100 steps a second, and half as many while a save is carried, from 20 to 28 and from 36 to 40; then the machine is slower
-    for everybody, and there is a save that costs nothing and is never kept."""
+    """Steps take twice as long during both stretches of the save that is kept."""
+    # Saved from 20 to 28 s and from 36 to 40 s. From 60 s on all is slower, and a save is never kept.
     times = [number / 100 for number in range(2000)]
     times += [20 + number / 50 for number in range(400)]
     times += [28 + number / 100 for number in range(800)]
@@ -225,7 +225,7 @@ def test_what_a_save_costs_the_training() -> None:
         row05._rate(steps, 180.0, 190.0)
 
 
-def test_chance_does_not_meet_the_bar_of_a_slow_down() -> None:
+def test_a_noisy_median_does_not_meet_the_bar_of_a_slow_down() -> None:
     line, bar = Line("steps/s", "no save", None), Bar(">=", 0.95)
     wild = row05._judged(
         line, [row05.Pace(8, 122, 137), row05.Pace(8, 115, 113), row05.Pace(8, 118, 98)], bar

@@ -1,4 +1,4 @@
-"""Carrying in and out of a task directory that belongs to somebody hostile."""
+"""Transfers into and out of a task directory that belongs to a hostile user."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.transfer import bring_code, carry_checkpoint, carry_outputs, restore_checkpoint
-
-
-@pytest.fixture
-def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
 
 
 @pytest.fixture
@@ -60,7 +55,7 @@ def test_code_is_not_brought_through_a_link(blobs: BlobStore, root: Path, tmp_pa
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def test_a_checkpoint_goes_out_and_comes_back(blobs: BlobStore, root: Path) -> None:
+def test_a_checkpoint_is_stored_and_restored(blobs: BlobStore, root: Path) -> None:
     task = LocalTaskDir(str(root))
     files = {"step-1/model.pt": os.urandom(100_000), "step-1/shards/0": b"zero", "step-1/empty": b""}
     digest, size = carry_checkpoint(task, stage(root, files), blobs)
@@ -74,10 +69,10 @@ def test_a_checkpoint_goes_out_and_comes_back(blobs: BlobStore, root: Path) -> N
     assert os.access(restored / "step-1" / "model.pt", os.W_OK)
 
 
-def test_carrying_again_after_a_crash_gives_the_same(blobs: BlobStore, root: Path) -> None:
+def test_a_repeated_transfer_after_a_crash_gives_the_same_tree(blobs: BlobStore, root: Path) -> None:
     task = LocalTaskDir(str(root))
     staged = stage(root, {"a": b"1", "b": b"2", "c": b"3"})
-    # The first try stored two and unlinked one of them.
+    # The first try has stored two files and unlinked one of them.
     (root / layout.staged(1) / "a").unlink()
     blobs.put_stream([b"1"])
     blobs.put_stream([b"2"])
@@ -106,7 +101,7 @@ def unhashed(staged: StagedCheckpoint, *paths: str) -> StagedCheckpoint:
     return staged
 
 
-def test_what_its_launcher_did_not_hash_is_hashed_here(blobs: BlobStore, root: Path) -> None:
+def test_files_that_the_launcher_did_not_hash_are_hashed_here(blobs: BlobStore, root: Path) -> None:
     task = LocalTaskDir(str(root))
     files = {"step-1/model.pt": b"weights", "step-1/copy.pt": b"weights", "step-1/config": b"{}"}
     hashed = carry_checkpoint(task, stage(root, files), blobs)
@@ -116,7 +111,7 @@ def test_what_its_launcher_did_not_hash_is_hashed_here(blobs: BlobStore, root: P
     assert carry_checkpoint(task, staged, blobs) == hashed, "a server that died had taken them out already"
 
 
-def test_an_unhashed_file_is_taken_again_after_a_crash_at_any_point(
+def test_unhashed_files_survive_a_crash_between_two_of_them(
     blobs: BlobStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = LocalTaskDir(str(root))
@@ -139,7 +134,7 @@ def test_an_unhashed_file_is_taken_again_after_a_crash_at_any_point(
     assert (size, found) == (3, [b"1", b"2", b"3"])
 
 
-def test_hashes_that_were_noted_are_read_once_however_many_files_are_gone(
+def test_recorded_hashes_are_read_once_for_any_number_of_missing_files(
     blobs: BlobStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = LocalTaskDir(str(root))
@@ -155,7 +150,7 @@ def test_hashes_that_were_noted_are_read_once_however_many_files_are_gone(
     assert read == [layout.SUMS] * 2, "to its end, and to see that it is the end"
 
 
-def test_an_unhashed_file_that_is_gone_is_not_made_up(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
+def test_an_unhashed_file_that_is_gone_is_refused(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
     task = LocalTaskDir(str(root))
     staged = unhashed(stage(root, {"m": b"weights"}), "m")
     (root / layout.staged(1) / "m").unlink()
@@ -167,7 +162,7 @@ def test_an_unhashed_file_that_is_gone_is_not_made_up(blobs: BlobStore, root: Pa
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
-def test_hashes_are_noted_in_a_file_and_nowhere_else(
+def test_hashes_are_recorded_only_in_a_regular_file(
     blobs: BlobStore, root: Path, tmp_path: Path, kind: str
 ) -> None:
     outside = tmp_path / "outside"
@@ -183,7 +178,7 @@ def test_hashes_are_noted_in_a_file_and_nowhere_else(
     with pytest.raises(OSError):
         carry_checkpoint(LocalTaskDir(str(root)), staged, blobs)
     assert outside.read_bytes() == b""
-    assert (root / layout.staged(1) / "m").read_bytes() == b"weights", "it stays until its hash is noted"
+    assert (root / layout.staged(1) / "m").read_bytes() == b"weights", "it stays until its hash is recorded"
 
 
 @pytest.mark.parametrize("kind", ["file link", "directory link", "staged link", "pipe"])
@@ -225,7 +220,7 @@ def test_links_and_pipes_are_never_followed(blobs: BlobStore, root: Path, tmp_pa
         {"size": "12"},
     ],
 )
-def test_a_journal_is_not_believed(blobs: BlobStore, root: Path, change: dict[str, object]) -> None:
+def test_a_forged_journal_is_refused(blobs: BlobStore, root: Path, change: dict[str, object]) -> None:
     staged = stage(root, {"f": b"data"})
     staged.files[0].update(change)
     with pytest.raises(SpecError):
@@ -251,7 +246,7 @@ def test_a_damaged_checkpoint_is_not_restored(blobs: BlobStore, root: Path) -> N
     assert list((root / "checkpoints").iterdir()) == []
 
 
-def test_restoring_does_not_go_through_links(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
+def test_restoring_does_not_follow_links(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
     task = LocalTaskDir(str(root))
     digest, _ = carry_checkpoint(task, stage(root, {"m": b"weights"}), blobs)
     victim = tmp_path / "victim"
@@ -320,7 +315,7 @@ def test_outputs_are_capped(blobs: BlobStore, root: Path) -> None:
     assert blobs.usage().blobs == 0
 
 
-def test_outputs_nested_without_end(blobs: BlobStore, root: Path) -> None:
+def test_outputs_nested_too_deep(blobs: BlobStore, root: Path) -> None:
     here = os.open(root / "output", os.O_RDONLY)
     for _ in range(300):
         os.mkdir("d", dir_fd=here)

@@ -1,27 +1,12 @@
-"""Trees that are kept in memory: how many, and what of a damaged one."""
+"""Listings of trees in memory: how many are kept, and how damaged trees are refused."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from stoker.blobs import BlobStore, Listings
 from stoker.errors import BlobDamaged, NotFound
 from stoker.spec.tree import Tree, TreeFile
-
-
-@pytest.fixture
-def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    tree = BlobStore.tree
-    monkeypatch.setattr(BlobStore, "tree", lambda self, digest: (found.append(digest), tree(self, digest))[1])
-    return found
 
 
 def put(blobs: BlobStore, name: str, count: int) -> str:
@@ -36,7 +21,7 @@ def test_a_listing_has_files_and_no_links(blobs: BlobStore) -> None:
     assert list(listing.sizes.values()) == [7]
 
 
-def test_what_was_asked_for_longest_ago_goes_first(blobs: BlobStore, reads: list[str]) -> None:
+def test_the_least_recently_used_listing_is_evicted(blobs: BlobStore, reads: list[str]) -> None:
     a, b, c = put(blobs, "a", 4), put(blobs, "b", 4), put(blobs, "c", 4)
     listings = Listings(blobs, entries=8)
     for digest in (a, b, a, c, a, c):
@@ -46,7 +31,7 @@ def test_what_was_asked_for_longest_ago_goes_first(blobs: BlobStore, reads: list
     assert reads == [a, b, c, b]
 
 
-def test_a_tree_larger_than_all_room_is_kept_until_the_next(blobs: BlobStore, reads: list[str]) -> None:
+def test_a_tree_larger_than_the_cache_is_kept_until_the_next_one(blobs: BlobStore, reads: list[str]) -> None:
     large, small = put(blobs, "a", 50), put(blobs, "b", 1)
     listings = Listings(blobs, entries=8)
     for digest in (large, large, small, small, large):
@@ -54,7 +39,7 @@ def test_a_tree_larger_than_all_room_is_kept_until_the_next(blobs: BlobStore, re
     assert reads == [large, small, large]
 
 
-def test_a_damaged_manifest_is_refused_each_time_until_it_is_whole_again(blobs: BlobStore) -> None:
+def test_a_damaged_manifest_is_refused_until_it_is_repaired(blobs: BlobStore) -> None:
     digest = put(blobs, "a", 3)
     path = blobs.root / "trees" / digest[:2] / digest[2:]
     whole = path.read_bytes()

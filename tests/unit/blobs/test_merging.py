@@ -1,4 +1,4 @@
-"""What several tasks left, as one tree, and back to each of them."""
+"""Trees of several tasks are merged into one, and each task gets its own view back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shown(merged: Tree) -> dict[str, str]:
     return {entry.path: known[entry.sha256] for entry in merged.files}
 
 
-def test_the_same_bytes_are_one_and_others_go_apart() -> None:
+def test_equal_files_are_merged_and_different_ones_are_kept_per_task() -> None:
     merged = merge([(0, tree(last="a", step__x="c")), (1, tree(last="b", step__x="c", step__y="d"))])
     assert shown(merged.tree) == {"last": "a", "step/x": "c", "step/y": "d", "task-1/last": "b"}
     assert merged.apart == ("last",)
@@ -42,7 +42,7 @@ def test_a_file_and_a_directory_of_one_name() -> None:
     assert shown(view_of(merged.tree, 2)) == {"x/y": "b"}
 
 
-def test_names_of_their_own_are_left_alone() -> None:
+def test_a_task_may_have_files_named_like_our_directories() -> None:
     own = tree(**{"task-1__x": "a", "last": "a"})
     merged = merge([(0, own), (1, tree(last="b"))])
     assert shown(merged.tree) == {"task-1/x": "a", "last": "a", "task-1~/last": "b"}
@@ -50,7 +50,7 @@ def test_names_of_their_own_are_left_alone() -> None:
     assert view_of(own, 1) == own
 
 
-def test_what_was_left_alone_yields_to_what_somebody_made_of_it() -> None:
+def test_a_changed_file_replaces_an_unchanged_one() -> None:
     base = merge([(0, tree(log="a", mine="a", gone="d")), (1, tree(log="a", mine="b", gone="d"))]).tree
     first, second = view_of(base, 0), view_of(base, 1)
     assert shown(second)["mine"] == "b"
@@ -59,7 +59,7 @@ def test_what_was_left_alone_yields_to_what_somebody_made_of_it() -> None:
         [(0, Tree.of([one for one in first.files if one.path != "gone"])), (1, grown)], base, parted=True
     )
     assert shown(again.tree) == {"log": "c", "mine": "a", "task-1/mine": "b", "gone": "d"}
-    # Somebody who is not there this time keeps what is his.
+    # A task that is missing this time keeps its files.
     alone = merge([(0, first)], base, parted=True)
     assert shown(alone.tree) == shown(base)
 
@@ -73,7 +73,7 @@ _trees = st.dictionaries(_names, st.sampled_from("abcd"), max_size=5).map(
 
 
 @given(st.lists(_trees, min_size=1, max_size=4))
-def test_everybody_gets_back_all_that_he_wrote(trees: list[Tree]) -> None:
+def test_each_task_gets_back_all_that_it_wrote(trees: list[Tree]) -> None:
     merged = merge(list(enumerate(trees))).tree.validate()
     stored = {entry.sha256 for entry in merged.files}
     for place, mine in enumerate(trees):
@@ -84,7 +84,7 @@ def test_everybody_gets_back_all_that_he_wrote(trees: list[Tree]) -> None:
         }
 
 
-def test_in_the_store_nothing_is_made_where_nothing_differs(tmp_path: Path) -> None:
+def test_equal_trees_need_no_new_tree_in_the_store(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     for text in "ab":
         blobs.put_stream([text.encode()])

@@ -1,4 +1,4 @@
-"""Blobs appear complete and checked, or not at all; placing a tree never leaves the destination."""
+"""Blobs appear complete and verified or not at all; placing a tree never writes outside its destination."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@pytest.fixture
-def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
-
-
 def put(blobs: BlobStore, data: bytes) -> str:
     return blobs.put_stream([data])[0]
 
@@ -40,7 +35,7 @@ def files_in(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
 
 
-def test_what_goes_in_comes_out(blobs: BlobStore) -> None:
+def test_a_stored_blob_is_read_back(blobs: BlobStore) -> None:
     digest, size = blobs.put_stream([b"ab", b"", b"cd"])
     assert (digest, size) == (digest_of(b"abcd"), 4)
     with blobs.open(digest) as handle:
@@ -55,7 +50,7 @@ def test_the_empty_blob(blobs: BlobStore) -> None:
     assert blobs.has(digest_of(b""))
 
 
-def test_an_empty_file_under_another_name_is_what_a_power_cut_left(blobs: BlobStore) -> None:
+def test_an_empty_file_left_by_a_power_cut_is_replaced(blobs: BlobStore) -> None:
     digest = put(blobs, b"content")
     os.truncate(_force(blobs, digest), 0)
     assert not blobs.has(digest)
@@ -117,7 +112,7 @@ def move(blobs: BlobStore, path: Path) -> str:
     return digest
 
 
-def test_moving_takes_the_file_itself(blobs: BlobStore, tmp_path: Path) -> None:
+def test_moving_keeps_the_inode(blobs: BlobStore, tmp_path: Path) -> None:
     source = tmp_path / "big"
     source.write_bytes(b"x" * 100_000)
     inode = source.stat().st_ino
@@ -126,9 +121,7 @@ def test_moving_takes_the_file_itself(blobs: BlobStore, tmp_path: Path) -> None:
     assert stat.S_IMODE(blobs.path(digest).stat().st_mode) == 0o444
 
 
-def test_moving_copies_while_somebody_writes_or_another_name_is_left(
-    blobs: BlobStore, tmp_path: Path
-) -> None:
+def test_a_file_that_is_open_or_has_another_link_is_copied(blobs: BlobStore, tmp_path: Path) -> None:
     written, linked = tmp_path / "written", tmp_path / "linked"
     written.write_bytes(b"one")
     linked.write_bytes(b"two")
@@ -223,7 +216,7 @@ def test_placing_verifies_where_asked(blobs: BlobStore, tmp_path: Path) -> None:
             blobs.place(digest, tmp_path / "out")
 
 
-def test_placing_does_not_go_through_a_link_in_the_destination(blobs: BlobStore, tmp_path: Path) -> None:
+def test_placing_does_not_follow_a_link_in_the_destination(blobs: BlobStore, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     digest = tree_of(blobs, {"a": b"1"})
@@ -243,7 +236,7 @@ def test_a_stored_tree_that_was_tampered_with_is_refused(blobs: BlobStore, tmp_p
         blobs.place(digest, tmp_path / "out")
 
 
-def test_a_tree_that_would_leave_is_not_even_stored(blobs: BlobStore) -> None:
+def test_a_tree_with_a_path_outside_is_not_stored(blobs: BlobStore) -> None:
     with pytest.raises(SpecError):
         blobs.put_tree(Tree((TreeFile("../a", put(blobs, b"1"), 1),)))
 
@@ -266,7 +259,7 @@ def test_collecting_keeps_roots_and_the_fresh(blobs: BlobStore) -> None:
         assert blobs.has(digest)
 
 
-def test_asking_for_a_blob_keeps_it(blobs: BlobStore) -> None:
+def test_a_requested_blob_is_not_collected(blobs: BlobStore) -> None:
     digest = put(blobs, b"old")
     _age(blobs)
     assert blobs.missing([digest]) == []
@@ -275,7 +268,7 @@ def test_asking_for_a_blob_keeps_it(blobs: BlobStore) -> None:
     assert blobs.collect(set(), grace=3600).blobs == 1
 
 
-def test_discarding_frees_what_no_other_tree_has(blobs: BlobStore) -> None:
+def test_discarding_a_tree_frees_blobs_that_no_other_tree_has(blobs: BlobStore) -> None:
     dropped = tree_of(blobs, {"a": b"only here", "s": b"shared"})
     other = tree_of(blobs, {"s": b"shared"})
     wanted_again = tree_of(blobs, {"a": b"a root by now"})
@@ -301,7 +294,7 @@ def test_collecting_stops_at_a_damaged_root(blobs: BlobStore) -> None:
     assert blobs.has(digest_of(b"loose")) and blobs.has(digest_of(b"1"))
 
 
-def test_collecting_sweeps_what_killed_writers_left(blobs: BlobStore) -> None:
+def test_collecting_removes_leftovers_of_killed_writers(blobs: BlobStore) -> None:
     put(blobs, b"1")
     (blobs.root / "tmp" / "abandoned").write_bytes(b"x")
     _age(blobs)

@@ -1,4 +1,4 @@
-"""A tree refuses every name that could be written outside, and has one digest for one content."""
+"""A tree refuses every path that could be written outside, and equal content has one digest."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_names_that_no_tree_may_have(path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["a", "a/b", "..a", "a..", "...", "x" * 255, "é" * 127, "sp ace/ünï", "a\nb", "-rf"]
 )
-def test_names_that_are_fine(path: str) -> None:
+def test_valid_names(path: str) -> None:
     Tree((file(path),)).validate()
 
 
@@ -67,7 +67,7 @@ def test_case_is_kept() -> None:
         ("l", "t" * 5000),
     ],
 )
-def test_links_that_could_leave(path: str, target: str) -> None:
+def test_links_that_could_lead_outside(path: str, target: str) -> None:
     with pytest.raises(SpecError, match=r"link"):
         Tree((TreeFile(path, link=target),)).validate()
 
@@ -75,7 +75,7 @@ def test_links_that_could_leave(path: str, target: str) -> None:
 @pytest.mark.parametrize(
     ("path", "target"), [("l", "a"), ("a/l", "../x"), ("a/b/l", "../.."), ("l", "missing/still")]
 )
-def test_links_that_stay(path: str, target: str) -> None:
+def test_links_that_stay_inside(path: str, target: str) -> None:
     Tree((TreeFile(path, link=target),)).validate()
 
 
@@ -109,7 +109,7 @@ def test_caps() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "A" * 64, "g" * 64, "../" + "a" * 61, A + "\n", A[:-1], None, 7])
-def test_what_is_not_a_digest(value: object) -> None:
+def test_invalid_digests(value: object) -> None:
     assert not is_digest(value)
     with pytest.raises(SpecError, match="not a SHA-256 digest"):
         check_digest(value)

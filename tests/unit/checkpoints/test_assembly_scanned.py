@@ -1,5 +1,5 @@
-"""From files to checkpoints of several tasks: real scanners, real looks, a clock of our own; writers of every habit, killed
-anywhere. What is offered is always whole: everything that was written for one save, and nothing of another."""
+"""From files to checkpoints of several tasks: real scanners on a simulated clock, writers of each kind, kills
+at any moment. Each offered checkpoint has every part of one save, and nothing of another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZE = 2000
 
 
 class Rank(Task):
-    """One task: how its training writes, what its launcher would write down, and how the server sees it."""
+    """One task: its training writes, its launcher records, and the server reads it."""
 
     def __init__(self, rig: Rig, number: int) -> None:
         super().__init__(rig.root / f"task-{number}", blind=False)
@@ -45,7 +45,7 @@ class Rank(Task):
         self.pump = rig.pump(self)
 
     def tell(self) -> None:
-        """The status, with a look before it."""
+        """Write the status after a scan."""
         self.poll()
         status = Status("running", generation=1, scans=self.scanner.scans, pending=self.scanner.pending())
         write_json(str(self.root / layout.STATUS), status.to_json())
@@ -59,7 +59,7 @@ class Rank(Task):
 
 class Rig:
     def __init__(self, root: Path, style: str, chance: random.Random, slow: bool) -> None:
-        """`slow`: bytes arrive when they do, of any task."""
+        """`slow`: each transfer takes until a random step carries it out."""
         self.root, self.style, self.chance, self.slow = root, style, chance, slow
         self.clock = Clock()
         self.transfers = HeldTransfers()
@@ -80,7 +80,7 @@ class Rig:
         return found
 
     def restart(self) -> None:
-        """The server dies and comes back."""
+        """The server is killed and started again."""
         self.transfers = HeldTransfers()
         for rank in self.ranks:
             rank.pump = self.pump(rank)
@@ -93,10 +93,10 @@ class Rig:
     def writers(self) -> list[Rank]:
         return self.ranks[:1] if self.style.startswith("first") else self.ranks
 
-    # -- what happens ------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """All that write begin together, when they are done with the last one."""
+        """All writers begin a save together, after they have finished the previous one."""
         if all(rank.work is None and rank.alive for rank in self.writers):
             for rank in self.writers:
                 rank.work = getattr(self, "_" + self.style.replace(" ", "_"))(rank, self.saves)
@@ -134,7 +134,7 @@ class Rig:
             self.check(row)
 
     def carry(self) -> None:
-        """One checkpoint of any task."""
+        """Transfer one checkpoint of a random task."""
         if self.transfers.works:
             self.transfers.work(self.chance.randrange(len(self.transfers.works)))
 
@@ -154,7 +154,7 @@ class Rig:
             self.transfers.finish()
         self.take({rank.name: rank.pump.collect() for rank in self.ranks})
 
-    # -- habits of writers -------------------------------------------------------------------------------------
+    # -- kinds of writers ---------------------------------------------------------------------------------------
 
     def _text(self, rank: Rank, save: int) -> bytes:
         return f"{save} {rank.number}\n".encode() * (SIZE // 4)
@@ -186,7 +186,7 @@ class Rig:
         os.replace(rank.dir / f"step-{save}.tmp", path)
 
     def _marked(self, rank: Rank, save: int) -> Iterator[None]:
-        """As torch's DCP does: the first one's marker comes when all have written."""
+        """Like torch's DCP: rank 0 writes the marker after all ranks have written."""
         path = rank.dir / f"step-{save}"
         yield from self._slowly(path / f"__{rank.number}_0.distcp", self._text(rank, save))
         if rank.number == 0:
@@ -196,22 +196,22 @@ class Rig:
                 yield
             (path / ".metadata").write_bytes(f"{save} meta\n".encode())
 
-    # -- what must hold ----------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------------------
 
     def check(self, row: CheckpointRow) -> None:
-        saves, who = set(), set()
+        saves, ranks = set(), set()
         for file in self.blobs.tree(row.digest).files:
             with self.blobs.open(file.sha256) as content:
                 data = content.read()
             save, _, number = data.splitlines()[0].decode().partition(" ")
             saves.add(save)
             if number != "meta":
-                who.add(number)
+                ranks.add(number)
                 assert data == self._text(self.ranks[int(number)], int(save)), (
                     f"{row.name}: half of {file.path}"
                 )
         assert len(saves) == 1, f"{row.name} is a mixture of {saves}"
-        assert who == {str(rank.number) for rank in self.writers}, f"{row.name} has only {who}"
+        assert ranks == {str(rank.number) for rank in self.writers}, f"{row.name} has only {ranks}"
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -225,7 +225,7 @@ STYLES = ["first by rename", "first in place", "shards", "flat shards", "renamed
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("STOKER_SEEDS", "2"))))
 @pytest.mark.parametrize("slow", [False, True])
-def test_what_is_offered_is_whole(tmp_path: Path, style: str, slow: bool, seed: int) -> None:
+def test_every_offered_checkpoint_is_complete(tmp_path: Path, style: str, slow: bool, seed: int) -> None:
     print(f"seed {seed}")
     chance = random.Random(f"{style} {seed}")
     rig = Rig(tmp_path, style, chance, slow)

@@ -1,4 +1,5 @@
-"""Real writers, killed after every single operation: what is offered is whole, and what was whole is offered."""
+"""Real writers are killed after every single operation. Each offered checkpoint is complete, and each
+complete checkpoint is offered."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ States = dict[str, list[Tree]]
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """Thousands of copies are made here, and no power is cut: in memory, where there is such a place."""
+    """A directory in memory where there is one: these tests make thousands of copies, and no power is cut."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -32,7 +33,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def offered(task: Task) -> list[tuple[str, Tree]]:
-    """What would be restored, byte by byte."""
+    """The content of each checkpoint that would be restored."""
     found = []
     for record in task.offered:
         paths = [file["path"] for file in record["files"] if file["path"] not in POINTERS]
@@ -41,7 +42,7 @@ def offered(task: Task) -> list[tuple[str, Tree]]:
 
 
 def check(task: Task, states: States, finished: dict[str, int]) -> None:
-    """`finished`: how many complete states of each checkpoint there have been, with time to see them."""
+    """`finished`: how many complete states of each checkpoint existed long enough to be seen."""
     seen = offered(task)
     for name, files in seen:
         assert files in states.get(name, []), (
@@ -53,7 +54,7 @@ def check(task: Task, states: States, finished: dict[str, int]) -> None:
 
 
 def killed_after(trace: Trace, count: int, root: Path) -> Task:
-    """The writer performs so many operations and is killed; it had some seconds between its saves."""
+    """The writer performs this many operations and is killed. Some seconds pass between its saves."""
     root.mkdir()
     task = Task(root).begin()
     with Player(trace, task.dir) as player:
@@ -85,10 +86,7 @@ def test_killed_after_every_operation(name: str, place: Path) -> None:
 @pytest.mark.parametrize("waiting", [True, False], ids=["seconds between saves", "no time between saves"])
 @pytest.mark.parametrize("name", NAMES)
 def test_launcher_killed_with_it(name: str, waiting: bool, place: Path) -> None:
-    """Nobody is left to finish the scan. A new scanner finds the directory as it was, after half a write too.
-
-    The directory is copied by hard links for that, so that inodes and times are what they were.
-    """
+    """A new scanner finds the directory as both left it, also after half a write."""
     trace = Trace(name)
     states = trace.complete(place / "complete")
     finished: dict[str, int] = {}
@@ -111,8 +109,9 @@ def test_launcher_killed_with_it(name: str, waiting: bool, place: Path) -> None:
 
 
 def check_collected(task: Task, root: Path, states: States, finished: dict[str, int]) -> None:
+    # Hard links keep inodes and times.
     shutil.copytree(task.root, root, copy_function=os.link)
-    # What the new scanner appends to must not be appended to in the original.
+    # The new scanner appends to these files; the originals must stay as they are.
     for name in (layout.JOURNAL, layout.SCAN):
         if (root / name).exists():
             (root / name).unlink()
@@ -125,7 +124,7 @@ def check_collected(task: Task, root: Path, states: States, finished: dict[str, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_clean_end_offers_everything_that_is_there(name: str, place: Path) -> None:
+def test_a_clean_end_offers_all_files(name: str, place: Path) -> None:
     trace = Trace(name)
     task = Task(place).begin()
     with Player(trace, task.dir) as player:
@@ -143,20 +142,20 @@ def test_a_clean_end_offers_everything_that_is_there(name: str, place: Path) -> 
 
 
 def flipped(data: bytes) -> Iterator[bytes]:
-    """The same bytes with one wrong, at places spread over the whole."""
+    """The same bytes with one of them changed, at places spread over the file."""
     for at in range(len(data) // 16, len(data), max(1, len(data) // 8)):
         yield data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
 
 
 @pytest.mark.parametrize("name", ["torch_in_place", "lightning", "keras_zip", "numpy", "plain", "tensorflow"])
 def test_cut_off_files_are_never_offered(name: str, place: Path) -> None:
-    """Even quiet and closed: a format that says that something is missing is believed."""
+    """A format that shows that something is missing counts also for a quiet, closed file."""
     trace = Trace(name)
     states = trace.complete(place / "complete")
     for number, (unit, versions) in enumerate(sorted(states.items())):
         for path, data in versions[-1].items():
             if path.endswith((".dat", ".bin")):
-                continue  # Raw bytes: nothing in them tells.
+                continue  # Raw bytes: they do not show their length.
             for part, cut in enumerate((1, len(data) // 3, len(data) - 10)):
                 task = Task(place / f"{number}-{part}-{path.replace('/', '-')}").begin()
                 for other, whole in versions[-1].items():
@@ -186,7 +185,7 @@ def test_a_flipped_bit_is_never_offered_where_there_are_checksums(name: str, pla
 
 
 def meaning(data: bytes) -> object:
-    """Zip archives have bytes that mean nothing (padding, time stamps): damage there does no harm."""
+    """The content of a zip archive without its padding and time stamps, in which damage does no harm."""
     if not data.startswith(b"PK"):
         return data
     with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -1,4 +1,4 @@
-"""What is taken of a part of a shared volume whose task was lost with its machine."""
+"""Which checkpoints of a lost task are salvaged from its part of a shared volume."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def task(tmp_path: Path) -> Task:
 
 
 def lost(task: Task, place: Path) -> Path:
-    """The machine is gone, and with it everything but what was on the volume."""
+    """The machine is lost; only the files on the volume remain."""
     part = place / "1.worker-0.1"
     part.mkdir()
     for name in layout.LASTING:
@@ -41,11 +41,11 @@ def taken(part: Path) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def another_machine(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever looks at a part does so elsewhere; `task` has begun here."""
+    """The part is read on another machine than the one where `task` has begun."""
     monkeypatch.setattr(scan_state, "boot_id", lambda: "another machine")
 
 
-def test_a_copy_that_was_finished_counts_whatever_its_format(task: Task, tmp_path: Path) -> None:
+def test_a_finished_copy_counts_in_any_format(task: Task, tmp_path: Path) -> None:
     task.rename("a.bin", b"one")
     task.poll()
     task.poll(0.3)
@@ -57,7 +57,7 @@ def test_a_copy_that_was_finished_counts_whatever_its_format(task: Task, tmp_pat
     assert (part / layout.staged(entry["number"]) / "a.bin").read_bytes() == b"one"
 
 
-def test_what_was_carried_is_not_taken_again(task: Task, tmp_path: Path) -> None:
+def test_a_transferred_checkpoint_is_not_salvaged_again(task: Task, tmp_path: Path) -> None:
     task.rename("step-1.pt", archive("one"))
     task.poll()
     task.poll(0.3)
@@ -73,7 +73,7 @@ def test_what_was_carried_is_not_taken_again(task: Task, tmp_path: Path) -> None
 
 
 def test_what_was_not_copied_yet_has_to_prove_itself(task: Task, tmp_path: Path) -> None:
-    """The names may be there without the bytes: the machine went without a word."""
+    """A file name may be on the volume without its bytes after the loss of a machine."""
     whole = archive("whole")
     task.write("whole.pt", whole)
     task.write("torn.npz", whole[: len(whole) // 2])
@@ -85,10 +85,10 @@ def test_what_was_not_copied_yet_has_to_prove_itself(task: Task, tmp_path: Path)
     assert {entry["name"] for entry in entries(part, "rejected")} == {"torn.npz", "unknown.bin"}
 
 
-def test_one_that_was_given_up_and_lives_is_not_in_the_way(
+def test_a_replaced_task_that_still_runs_does_not_interfere(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its launcher copies the same checkpoint at the same moment, and counts on from where it was."""
+    """Its launcher stages the same checkpoint at the same moment, under the next number."""
     task.rename("a.bin", b"one")
     task.poll()
     task.poll(0.3)
@@ -110,7 +110,7 @@ def test_one_that_was_given_up_and_lives_is_not_in_the_way(
     assert (part / layout.staged(found["number"]) / "b.pt").read_bytes() == archive("two")
 
 
-def test_what_was_restored_is_no_news(tmp_path: Path) -> None:
+def test_a_restored_checkpoint_is_not_salvaged(tmp_path: Path) -> None:
     place = tmp_path / "again"
     (place / "checkpoints/1").mkdir(parents=True)
     (place / "checkpoints/1/old.pt").write_bytes(archive("old"))

@@ -1,4 +1,4 @@
-"""When a checkpoint counts as complete, what is kept of it, and what survives the scanner's own death."""
+"""When a checkpoint counts as complete, what is kept of it, and what survives the scanner's death."""
 
 from __future__ import annotations
 
@@ -22,13 +22,6 @@ from stoker.task import checkpoint_names
 from support.checkpoints.scanning import Task, archive
 
 
-@pytest.fixture
-def task(tmp_path: Path) -> Iterator[Task]:
-    task = Task(tmp_path / "task").begin()
-    yield task
-    task.close()
-
-
 class TestSigns:
     def test_quiet_for_some_seconds(self, task: Task) -> None:
         task.write("step-1.bin", b"one")
@@ -38,7 +31,7 @@ class TestSigns:
         task.poll(0.2)
         assert [(r["name"], r["how"], r["step"]) for r in task.offered] == [("step-1.bin", "quiet", 1)]
 
-    def test_every_write_starts_the_wait_again(self, task: Task) -> None:
+    def test_every_write_restarts_the_wait(self, task: Task) -> None:
         for _ in range(4):
             with open(task.dir / "a.bin", "ab") as file:
                 file.write(b"more")
@@ -73,7 +66,7 @@ class TestSigns:
         task.pass_time(5)
         assert task.names == ["a.bin"]
 
-    def test_reading_it_does_not_matter(self, task: Task) -> None:
+    def test_an_open_reader_does_not_delay_it(self, task: Task) -> None:
         path = task.write("a.bin", b"x")
         with open(path, "rb"):
             task.pass_time(5)
@@ -103,7 +96,7 @@ class TestSigns:
         assert (record["how"], record["step"]) == ("rename", 5)
         assert [file["path"] for file in record["files"]] == ["step-5/deep/weights.bin"]
 
-    def test_a_directory_that_is_written_to_after_the_rename_is_not_done(self, task: Task) -> None:
+    def test_a_directory_that_is_written_to_after_the_rename_is_incomplete(self, task: Task) -> None:
         task.write("step-5.tmp/a.bin", b"w")
         task.poll()
         os.rename(task.dir / "step-5.tmp", task.dir / "step-5")
@@ -115,7 +108,7 @@ class TestSigns:
         (record,) = task.offered
         assert (record["how"], len(record["files"])) == ("quiet", 2)
 
-    def test_renamed_while_still_open_is_not_done(self, task: Task) -> None:
+    def test_a_file_renamed_while_open_is_incomplete(self, task: Task) -> None:
         with open(task.dir / "a.tmp", "wb") as file:
             file.write(b"half")
             file.flush()
@@ -126,7 +119,7 @@ class TestSigns:
             task.scanner.finish(violent=True)
         assert task.names == []
 
-    def test_what_the_sdk_says_wins(self, task: Task) -> None:
+    def test_a_declaration_of_the_sdk_wins(self, task: Task) -> None:
         task.rename("a-5.bin", b"one")
         task.poll()
         task.say("a-5.bin", step=7, loss=0.5)
@@ -136,8 +129,8 @@ class TestSigns:
         task.pass_time(10)
         assert len(task.offered) == 1
 
-    def test_a_declaration_that_comes_late_is_waited_for(self, task: Task) -> None:
-        """The machine is busy between the SDK's rename and what it says of it."""
+    def test_a_late_declaration_is_awaited(self, task: Task) -> None:
+        """On a busy machine, time passes between the rename by the SDK and its declaration."""
         task.rename("last.bin", b"state 1")
         task.say("last.bin", step=1)
         task.poll()
@@ -155,7 +148,7 @@ class TestSigns:
         task.scanner.finish(violent=True)
         assert [(record["how"], record["step"]) for record in task.offered][-1] == ("rename", None)
 
-    def test_a_declaration_is_of_its_own_rename(self, task: Task) -> None:
+    def test_a_declaration_belongs_to_one_rename(self, task: Task) -> None:
         task.rename("last.bin", b"state 1")
         task.poll()
         task.say("last.bin", step=1)
@@ -191,7 +184,7 @@ class TestSigns:
         task.scanner.finish(violent=False)
         assert [record["step"] for record in task.offered] == [1, 2]
 
-    def test_one_that_the_sdk_declares_no_more_is_not_waited_for_long(self, task: Task) -> None:
+    def test_a_missing_declaration_is_awaited_only_briefly(self, task: Task) -> None:
         task.rename("last.bin", b"state 1")
         task.poll()
         task.say("last.bin", step=1)
@@ -203,12 +196,12 @@ class TestSigns:
     @pytest.mark.parametrize(
         "line", ['{"name": "../x"}', '{"name": 3}', "[]", "{", '{"name": ".x"}', '{"name": "no"}']
     )
-    def test_lies_in_the_sdk_file(self, task: Task, line: str) -> None:
+    def test_false_declarations(self, task: Task, line: str) -> None:
         (task.root / "sdk" / "commits.jsonl").write_text(line + "\n", encoding="utf-8")
         task.pass_time(5)
         assert task.offered == []
 
-    def test_overwritten_all_the_time_but_proven_by_its_format(self, task: Task) -> None:
+    def test_an_always_overwritten_file_is_proven_by_its_format(self, task: Task) -> None:
         for number in range(6):
             task.write("last.pt", archive(str(number)))
             task.poll()
@@ -232,9 +225,7 @@ class TestWhatCounts:
 
     @pytest.mark.parametrize("name", ["weights.csv", "state.toml", "state.yaml", "state.ini"])
     @pytest.mark.parametrize("violent", [True, False])
-    def test_text_that_loggers_write_counts_when_it_was_renamed(
-        self, task: Task, name: str, violent: bool
-    ) -> None:
+    def test_text_counts_when_it_was_renamed(self, task: Task, name: str, violent: bool) -> None:
         task.write(name, b"[written, in, place]\n")
         task.pass_time(5)
         assert task.offered == []
@@ -248,14 +239,14 @@ class TestWhatCounts:
         task.scanner.finish(violent=violent)
         assert task.names == [name]
 
-    def test_text_that_was_renamed_beside_a_checkpoint_is_a_note(self, task: Task) -> None:
+    def test_renamed_text_beside_a_checkpoint_does_not_count(self, task: Task) -> None:
         task.rename("step-1.bin", b"weights")
         task.rename("settings.toml", b"[model]")
         task.pass_time(5)
         task.scanner.finish(violent=False)
         assert task.names == ["step-1.bin"]
 
-    def test_nothing_in_it(self, task: Task) -> None:
+    def test_empty_files_and_directories_do_not_count(self, task: Task) -> None:
         task.write("empty.bin", b"")
         (task.dir / "directory" / "deep").mkdir(parents=True)
         task.pass_time(5)
@@ -310,8 +301,8 @@ class TestWhatCounts:
         assert task.staged(record, "latest") == b"global_step7"
 
     @pytest.mark.parametrize("name", ["latest", "checkpoint"])
-    def test_what_is_called_like_a_pointer_may_be_a_whole_checkpoint(self, task: Task, name: str) -> None:
-        """`save_pretrained(place / "latest")`, `torch.save(state, place / "checkpoint")`."""
+    def test_a_directory_named_like_a_pointer_may_be_a_checkpoint(self, task: Task, name: str) -> None:
+        """As with `save_pretrained(place / "latest")` or `torch.save(state, place / "checkpoint")`."""
         (task.dir / "making.tmp").mkdir()
         task.write("making.tmp/weights.bin", b"w")
         (task.dir / "making.tmp").rename(task.dir / name)
@@ -322,7 +313,7 @@ class TestWhatCounts:
         assert [len(record["files"]) for record in task.offered] == [1, 2]
 
     @pytest.mark.parametrize("name", ["latest", "checkpoint"])
-    def test_what_is_called_like_a_pointer_may_be_a_file_of_weights(self, task: Task, name: str) -> None:
+    def test_a_file_named_like_a_pointer_may_be_a_checkpoint(self, task: Task, name: str) -> None:
         task.write(name, archive())
         task.pass_time(5)
         task.restart()
@@ -333,7 +324,7 @@ class TestWhatCounts:
         task.pass_time(5)
         assert task.names == [name, "step-7.pt"]
 
-    def test_a_link_to_the_newest_is_none(self, task: Task) -> None:
+    def test_a_link_to_the_newest_checkpoint_does_not_count(self, task: Task) -> None:
         task.write("step-1/weights.bin", b"w")
         (task.dir / "latest").symlink_to("step-1")
         task.pass_time(5)
@@ -341,21 +332,21 @@ class TestWhatCounts:
         assert task.names == ["step-1"]
 
     def test_a_module_called_tilde_is_part_of_its_checkpoint(self, task: Task) -> None:
-        """As haiku calls what is in none: `mlp/~/linear_0`."""
+        """haiku names parameters outside of any module `mlp/~/linear_0`."""
         for path in ("step-1/mlp/~/linear_0", "step-1/~draft", "step-1/draft~"):
             task.write(path, b"w")
         task.pass_time(5)
         (record,) = task.offered
         assert [file["path"] for file in record["files"]] == ["step-1/mlp/~/linear_0"]
 
-    def test_notes_beside_a_checkpoint_are_none(self, task: Task) -> None:
+    def test_json_beside_a_checkpoint_does_not_count(self, task: Task) -> None:
         task.write("config.json", b"{}")
         task.write("last.pt", archive())
         task.pass_time(5)
         task.scanner.finish(violent=False)
         assert task.names == ["last.pt"]
 
-    def test_json_alone_is_one(self, task: Task) -> None:
+    def test_json_alone_is_a_checkpoint(self, task: Task) -> None:
         task.write("state.json", b'{"step": 3}')
         task.pass_time(5)
         assert task.names == ["state.json"]
@@ -371,7 +362,7 @@ class TestWhatCounts:
 
 
 class TestVersions:
-    def test_overwritten_is_a_new_checkpoint_and_the_old_one_stays(self, task: Task) -> None:
+    def test_an_overwritten_file_is_a_new_checkpoint_and_the_old_one_stays(self, task: Task) -> None:
         for text in (b"one", b"two"):
             task.write("last.bin", text)
             task.pass_time(5)
@@ -379,13 +370,13 @@ class TestVersions:
         assert one["number"] < two["number"]
         assert [task.staged(record, "last.bin") for record in (one, two)] == [b"one", b"two"]
 
-    def test_saved_faster_than_it_settles_is_copied_now_and_then(self, task: Task) -> None:
+    def test_a_file_that_is_never_quiet_is_copied_now_and_then(self, task: Task) -> None:
         for step in range(100):
             task.rename("last.bin", b"%d" % step)
             task.poll(0.05)
         assert 3 <= len(task.offered) <= 25
 
-    def test_the_same_bytes_again_are_no_news(self, task: Task) -> None:
+    def test_the_same_bytes_again_are_not_announced(self, task: Task) -> None:
         for _ in range(3):
             task.rename("last.bin", b"same")
             task.pass_time(5)
@@ -442,7 +433,7 @@ class TestVersions:
         task.poll(0.3)
         assert task.names == ["step-1.bin"]
 
-    def test_what_was_there_at_the_start_is_no_news(self, tmp_path: Path) -> None:
+    def test_files_from_before_the_start_are_not_announced(self, tmp_path: Path) -> None:
         task = Task(tmp_path)
         task.write("last.bin", b"restored")
         task.write("step-1/a.bin", b"restored")
@@ -471,7 +462,7 @@ class TestDeath:
         task.scanner.finish(violent=False)
         assert task.hows == {"a.bin": "quiet"}
 
-    def test_after_a_violent_death_only_what_is_proven(self, task: Task) -> None:
+    def test_after_a_violent_death_only_proven_files_count(self, task: Task) -> None:
         task.write("early.bin", b"raw")
         task.pass_time(5)
         task.rename("renamed.bin", b"raw")
@@ -505,11 +496,9 @@ class TestDeath:
 
 
 class TestScannerKilled:
-    """A new scanner on the same directory, as the collector uses it."""
+    """A new scanner on the same directory, as in recovery."""
 
-    def test_knows_what_was_renamed_and_what_was_quiet(
-        self, task: Task, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_keeps_renamed_and_quiet_files(self, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(task.scanner, "_submit", lambda *args, **rest: None)
             task.write("quiet.bin", b"raw")
@@ -522,7 +511,7 @@ class TestScannerKilled:
         task.scanner.finish(violent=True)
         assert task.hows == {"quiet.bin": "quiet", "renamed.bin": "rename"}
 
-    def test_what_was_written_after_the_rename_is_not_trusted(self, task: Task) -> None:
+    def test_writes_after_the_rename_are_not_trusted(self, task: Task) -> None:
         path = task.rename("renamed.bin", b"raw")
         task.poll()
         with open(path, "ab") as file:
@@ -532,7 +521,8 @@ class TestScannerKilled:
         assert task.offered == []
 
     def test_staged_and_not_announced(self, task: Task) -> None:
-        """Killed between giving the copy its name and telling: it is told now, once; the file may be gone."""
+        """Killed between the rename of a copy and its journal entry: it is announced once, also if the file
+        is gone."""
         task.scanner._journal = lambda entry: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
         path = task.rename("a.bin", b"one")
         task.poll()
@@ -555,14 +545,14 @@ class TestScannerKilled:
         assert task.names == ["a.bin"]
         assert task.copies == [f"{task.offered[0]['number']:06d}"]
 
-    def test_copies_that_nobody_knows_are_removed(self, task: Task) -> None:
+    def test_unknown_copies_are_removed(self, task: Task) -> None:
         for name in ("000001", "000002.tmp"):
             (task.root / "staged" / name).mkdir()
             (task.root / "staged" / name / "junk").write_bytes(b"junk")
         task.restart()
         assert task.copies == []
 
-    def test_numbers_go_on_after_the_copies_were_carried_away(self, task: Task) -> None:
+    def test_numbers_continue_after_the_copies_were_transferred(self, task: Task) -> None:
         task.rename("a.bin", b"one")
         task.poll()
         task.poll(0.3)
@@ -574,7 +564,9 @@ class TestScannerKilled:
         numbers = [entry["number"] for entry in task.entries("checkpoint")]
         assert numbers[0] == record["number"] < numbers[1]
 
-    def test_after_a_power_cut_names_prove_nothing(self, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_after_a_power_cut_a_rename_proves_nothing(
+        self, task: Task, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         task.rename("a.bin", b"\0\0\0")
         task.rename("b.pt", archive())
         task.poll()
@@ -624,7 +616,7 @@ class TestDisk:
         finally:
             subprocess.run(["umount", str(tmp_path)], check=True)
 
-    def test_the_journal_takes_nothing_for_a_while(self, task: Task) -> None:
+    def test_the_journal_cannot_be_written_for_a_while(self, task: Task) -> None:
         kept, task.scanner._journal = (
             task.scanner._journal,
             lambda entry: (_ for _ in ()).throw(OSError(28, "full")),
@@ -671,7 +663,9 @@ class TestWithoutInotify:
             blind.pass_time(1.0)
         assert {record["how"] for record in blind.offered} == {"verified"}
 
-    def test_sees_again_as_soon_as_it_may(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_uses_inotify_again_as_soon_as_it_can(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(
                 directory_watch.inotify, "Inotify", lambda: (_ for _ in ()).throw(OSError(errno.EMFILE, ""))
@@ -698,7 +692,7 @@ class TestWithoutInotify:
 
 
 def test_the_directory_is_deleted_and_made_again(task: Task) -> None:
-    """`shutil.rmtree(checkpoints); os.makedirs(checkpoints)` is how some scripts begin."""
+    """Some scripts begin with `shutil.rmtree(checkpoints); os.makedirs(checkpoints)`."""
     task.write("old.bin", b"one")
     task.poll()
     shutil.rmtree(task.dir)
@@ -734,7 +728,7 @@ def test_a_link_in_its_place_is_not_followed(task: Task, tmp_path: Path) -> None
     assert task.offered == []
 
 
-def test_lost_events_are_made_up_for(task: Task) -> None:
+def test_lost_events_are_recovered_by_a_full_scan(task: Task) -> None:
     assert task.scanner._watch is not None
     task.write("a.bin", b"one")
     task.scanner._watch.read()
@@ -744,7 +738,7 @@ def test_lost_events_are_made_up_for(task: Task) -> None:
 
 
 def test_thousands_of_files_do_not_slow_it_down(tmp_path: Path) -> None:
-    """One more checkpoint among many costs less than looking at all of them once."""
+    """One more checkpoint among many costs less than one look at all of them."""
     task = Task(tmp_path)
     for number in range(5000):
         (task.dir / f"step-{number}.pt").touch()
@@ -781,7 +775,7 @@ def test_open_files_are_seen_without_leases_too(tmp_path: Path) -> None:
         assert open_files.seen_in_processes(wanted) == set()
 
 
-def test_nothing_is_left_open(tmp_path: Path) -> None:
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     task = Task(tmp_path).begin()
     task.write("a.pkl", pickle.dumps([1]))

@@ -1,8 +1,7 @@
-"""What a scanner says of itself: looks that it has finished, and what is being written."""
+"""What a scanner reports: finished scans, and checkpoints that are being written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,6 @@ import pytest
 from stoker.launcher.checkpoints.scanner import PENDING, UNFINISHED_FOR
 from stoker.task import checkpoint_names
 from support.checkpoints.scanning import Task
-
-
-@pytest.fixture
-def task(tmp_path: Path) -> Iterator[Task]:
-    task = Task(tmp_path / "task").begin()
-    yield task
-    task.close()
 
 
 def test_a_checkpoint_is_pending_until_it_is_committed(task: Task) -> None:
@@ -30,7 +22,7 @@ def test_a_checkpoint_is_pending_until_it_is_committed(task: Task) -> None:
     assert task.names == ["step-1.bin"] and task.scanner.pending() == []
 
 
-def test_a_temporary_name_says_what_is_coming(task: Task) -> None:
+def test_a_temporary_name_announces_its_checkpoint(task: Task) -> None:
     temporary = task.write(".step-2.bin.77-0a1b2c3d.tmp", b"two")
     task.poll()
     assert task.scanner.pending() == ["step-2.bin"]
@@ -39,7 +31,7 @@ def test_a_temporary_name_says_what_is_coming(task: Task) -> None:
     assert task.scanner.pending() == ["step-2.bin"]
     task.pass_time(1.0)
     assert task.names == ["step-2.bin"] and task.scanner.pending() == []
-    # Somebody died over this one: nobody shall wait for it for ever.
+    # The writer of this one has died: it is not awaited forever.
     task.write("step-3.bin.tmp", b"three")
     task.poll()
     assert task.scanner.pending() == ["step-3.bin"]
@@ -47,7 +39,7 @@ def test_a_temporary_name_says_what_is_coming(task: Task) -> None:
     assert task.scanner.pending() == []
 
 
-def test_there_are_not_too_many_of_them(task: Task) -> None:
+def test_the_number_of_pending_names_is_bounded(task: Task) -> None:
     for number in range(PENDING + 10):
         task.write(f"step-{number}.bin", b"x")
         task.write(f"later-{number}.bin.tmp", b"x")
@@ -55,14 +47,14 @@ def test_there_are_not_too_many_of_them(task: Task) -> None:
     assert len(task.scanner.pending()) == PENDING
 
 
-def test_the_last_look_counts(task: Task) -> None:
+def test_the_last_scan_counts(task: Task) -> None:
     task.write("step-1.bin", b"one")
     before = task.scanner.scans
     task.scanner.finish(False)
     assert task.scanner.scans > before and task.scanner.pending() == []
 
 
-def test_blind_looks_count_when_they_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scans_without_inotify_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise OSError("no inotify here")
 

@@ -1,4 +1,4 @@
-"""Formats that can tell whether they were written to the end, whole, cut off at every length, and damaged."""
+"""Formats that show whether they are complete: whole, cut off at every length, and damaged."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from stoker.launcher.verify.arrays import _lookup3
 from stoker.launcher.verify.tf_bundle import crc32c
 from stoker.launcher.verify.verify import verify
 from support.checkpoints.replaying import Trace
+from support.checkpoints.verifying import verdict
 
 RANDOM = random.Random(20)
 
@@ -93,11 +94,6 @@ FORMATS: dict[str, Callable[[], bytes]] = {
 }
 
 
-def verdict(tmp_path: Path, name: str, data: bytes) -> Any:
-    (tmp_path / name).write_bytes(data)
-    return verify(str(tmp_path / name))
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_whole(name: str, tmp_path: Path) -> None:
     found = verdict(tmp_path, name, FORMATS[name]())
@@ -105,7 +101,7 @@ def test_whole(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_cut_off_anywhere_is_never_whole(name: str, tmp_path: Path) -> None:
+def test_a_file_cut_off_anywhere_is_never_proven(name: str, tmp_path: Path) -> None:
     data = FORMATS[name]()
     for length in range(len(data)):
         found = verdict(tmp_path, name, data[:length])
@@ -116,12 +112,20 @@ def test_cut_off_anywhere_is_never_whole(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.npy", "a.json", "a.tar", "a.bin.gz", "a.bz2", "a.xz", "a.pkl"])
-def test_what_follows_the_end_proves_nothing(name: str, tmp_path: Path) -> None:
+def test_bytes_after_the_end_leave_it_unproven(name: str, tmp_path: Path) -> None:
     assert verdict(tmp_path, name, FORMATS[name]() + b"x").ok is None
 
 
-def test_tensors_fill_the_file(tmp_path: Path) -> None:
-    assert verdict(tmp_path, "a.safetensors", safetensors(b"x")).ok is False
+LENGTHS = {
+    "tensors fill the file": ("a.safetensors", safetensors(b"x"), False),
+    "enormous pickle": ("a.pkl", b"\x80\x04\x8e" + (1 << 60).to_bytes(8, "little") + b"x.", False),
+    "numbers do not show where they end": ("a.json", b"12", None),
+}
+
+
+@pytest.mark.parametrize(("name", "data", "ok"), LENGTHS.values(), ids=LENGTHS.keys())
+def test_lengths(name: str, data: bytes, ok: bool | None, tmp_path: Path) -> None:
+    assert verdict(tmp_path, name, data).ok is ok
 
 
 @pytest.mark.parametrize("name", ["a.bin.gz", "a.bz2", "a.xz"])
@@ -165,10 +169,6 @@ def test_several_pickles_in_one_file(tmp_path: Path, protocol: int) -> None:
     assert verdict(tmp_path, "a.pkl", data + b"raw bytes after it").ok is None
 
 
-def test_a_pickle_that_says_it_is_enormous(tmp_path: Path) -> None:
-    assert verdict(tmp_path, "a.pkl", b"\x80\x04\x8e" + (1 << 60).to_bytes(8, "little") + b"x.").ok is False
-
-
 def test_an_array_of_objects_is_a_pickle(tmp_path: Path) -> None:
     header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n"
     head = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
@@ -176,17 +176,13 @@ def test_an_array_of_objects_is_a_pickle(tmp_path: Path) -> None:
     assert verdict(tmp_path, "a.npy", head + pickle.dumps([1])[:-1]).ok is False
 
 
-def test_numbers_do_not_say_where_they_end(tmp_path: Path) -> None:
-    assert verdict(tmp_path, "a.json", b"12").ok is None
-
-
 @pytest.mark.parametrize("first", [b"{", b"["])
-def test_bare_numbers_that_begin_like_json_are_not_taken_for_it(tmp_path: Path, first: bytes) -> None:
+def test_binary_numbers_that_begin_like_json_are_unknown(tmp_path: Path, first: bytes) -> None:
     for tail in (RANDOM.randbytes(3000), struct.pack("<100d", *range(100)), b"\0" * 600, b" \xff"):
         assert verdict(tmp_path, "a.bin", first + tail).format == "unknown"
 
 
-def test_json_is_text_however_long_its_first_character_is(tmp_path: Path) -> None:
+def test_json_is_recognised_with_a_character_across_the_first_block(tmp_path: Path) -> None:
     for ahead in range(505, 513):
         data = b'{"' + b"x" * (ahead - 2) + "\u00fc\u20ac\U0001f525".encode()
         found = verdict(tmp_path, "unnamed", data)
@@ -213,7 +209,7 @@ def test_the_superblock_of_newer_hdf5_has_a_checksum(tmp_path: Path) -> None:
 
 
 def test_known_values_of_the_checksums() -> None:
-    """From the RFC for iSCSI, and from the author of lookup3."""
+    """Values from the RFC of iSCSI and from the author of lookup3."""
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert _lookup3(b"") == 0xDEADBEEF
@@ -222,7 +218,7 @@ def test_known_values_of_the_checksums() -> None:
 
 @pytest.mark.parametrize("kind", ["torch_dcp", "tensorflow", "hf_trainer"])
 def test_directories_and_groups_with_a_marker(kind: str, tmp_path: Path) -> None:
-    """Whole with all of their files; not proven, or refused, without any one of those that matter."""
+    """Complete with all files; unproven or refused without any one that matters."""
     states = Trace(kind).complete(tmp_path / "scratch")
     name, versions = sorted(states.items())[-1]
     for number, missing in enumerate([None, *versions[-1]]):
@@ -238,7 +234,7 @@ def test_directories_and_groups_with_a_marker(kind: str, tmp_path: Path) -> None
             assert found.ok is not True, missing
 
 
-def test_a_directory_without_a_marker_cannot_tell(tmp_path: Path) -> None:
+def test_a_directory_without_a_marker_is_unproven(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "a.pt").write_bytes(zipped())
     assert verify(str(tmp_path / "d")).ok is None
@@ -257,5 +253,5 @@ def test_shards_and_their_index(tmp_path: Path) -> None:
     assert verify(str(tmp_path / "m")).ok is True
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     assert verify(str(tmp_path / "nothing")).ok is False

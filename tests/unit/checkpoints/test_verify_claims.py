@@ -1,4 +1,4 @@
-"""What cannot be proven damaged is not damaged: whole files that look like another format, and unusual ones of their own."""
+"""Files without proven damage are not refused: unusual ones, and ones that look like another format."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from stoker.launcher.verify.arrays import _lookup3
-from stoker.launcher.verify.verify import Verdict, verify
+from stoker.launcher.verify.verify import verify
 from support.checkpoints.replaying import NAMES, Trace
+from support.checkpoints.verifying import verdict
 
 RANDOM = random.Random(7)
 TEXTS = {
@@ -64,14 +65,9 @@ WHOLE_JSON = {
 RICH = '{"a": [1, -2.5e-3, 1E+5, true, false, null, NaN, -Infinity], "é\\u20ac\\n\\"": {"b": [{}, []]}, "c": "🔥\\\\"}'
 
 
-def verdict(tmp_path: Path, name: str, data: bytes) -> Verdict:
-    (tmp_path / name).write_bytes(data)
-    return verify(str(tmp_path / name))
-
-
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_that_begins_like_something_else(name: str, tmp_path: Path) -> None:
-    """Whole it is not refused, and cut off it is not taken for whole."""
+    """A whole file is not refused, and a cut-off one is not proven."""
     text = TEXTS[name].encode()
     for length in range(1, len(text) + 1):
         assert verdict(tmp_path, name, text[:length]).ok is None
@@ -92,13 +88,13 @@ def test_json_that_ends_early_is_refused_wherever_it_ends(encoding: str, tmp_pat
     for text in (RICH, json.dumps(json.loads(RICH), indent=2), '{"step": 1}\n' + RICH):
         data = text.encode(encoding)
         assert verdict(tmp_path, "a.json", data).ok is not False
-        # From where the last document has begun. What encoding it is, UTF-16 says with its first four bytes.
+        # From the beginning of the last document. The first four bytes of UTF-16 show the encoding.
         first = len('{"step": 1}\n{'.encode(encoding)) if text.startswith('{"step": 1}\n') else 0
         for length in range(max(first, 0 if encoding.startswith("utf-8") else 4), len(data)):
             assert verdict(tmp_path, "a.json", data[:length]).ok is False, data[:length]
 
 
-def test_words_at_the_end_of_what_is_no_json_prove_nothing(tmp_path: Path) -> None:
+def test_text_that_is_no_json_is_unproven(tmp_path: Path) -> None:
     assert verdict(tmp_path, "a.json", b"# a comment that ends in t").ok is None
     assert verdict(tmp_path, "a.json", b'{"a": 01}').ok is None
 
@@ -117,8 +113,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_name_is_not_believed_when_the_bytes_say_otherwise(name: str, tmp_path: Path) -> None:
-    """But nothing, and zeros where something will be written last, are an unfinished one."""
+def test_the_bytes_count_and_not_the_name(name: str, tmp_path: Path) -> None:
+    """An empty file, and zeros that are written last, are unfinished."""
     assert verdict(tmp_path, name, OTHERS[name]).ok is None
     assert verdict(tmp_path, name, b"").ok is False
     assert verdict(tmp_path, name, bytes(2000)).ok is (None if name == "a.tar" else False)
@@ -127,7 +123,7 @@ def test_a_name_is_not_believed_when_the_bytes_say_otherwise(name: str, tmp_path
 @pytest.mark.parametrize(
     "head", [b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"\x1f\x8b", b"BZh", b"{", b"["]
 )
-def test_bare_numbers_that_begin_like_something_else(head: bytes, tmp_path: Path) -> None:
+def test_binary_numbers_that_begin_like_another_format(head: bytes, tmp_path: Path) -> None:
     for _ in range(100):
         assert verdict(tmp_path, "weights.bin", head + RANDOM.randbytes(200)).ok is None
     assert verdict(tmp_path, "weights.bin", head + struct.pack("<60d", *range(60))).ok is None
@@ -143,7 +139,7 @@ def test_pickles_with_something_after_them(protocol: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("protocol", [4, 5])
-def test_an_unfinished_pickle_needs_no_name(protocol: int, tmp_path: Path) -> None:
+def test_an_unfinished_pickle_is_recognised_under_any_name(protocol: int, tmp_path: Path) -> None:
     data = pickle.dumps({"weights": [float(i) for i in range(50)]}, protocol)
     for length in range(11, len(data)):
         assert verdict(tmp_path, "state.bin", data[:length]).ok is False
@@ -151,7 +147,7 @@ def test_an_unfinished_pickle_needs_no_name(protocol: int, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_arrays_of_joblib_wherever_they_begin(protocol: int, tmp_path: Path) -> None:
-    """joblib writes the bytes of an array between the opcodes of a pickle: nothing says where it ends."""
+    """joblib writes the bytes of an array between the opcodes of a pickle, without their length."""
 
     class Wrapper:
         pass
@@ -187,7 +183,7 @@ def test_unusual_zip_archives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_damaged_members_of_zip_archives(method: int, tmp_path: Path) -> None:
-    """Every compression has errors of its own."""
+    """Each compression raises errors of its own."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as file:
         file.writestr("a", RANDOM.randbytes(100) + b"x" * 1000)
@@ -198,7 +194,7 @@ def test_damaged_members_of_zip_archives(method: int, tmp_path: Path) -> None:
 
 
 def test_torch_without_checksums(tmp_path: Path) -> None:
-    """`torch.serialization.set_crc32_options(False)`: the sums are 0. Lengths still count."""
+    """After `torch.serialization.set_crc32_options(False)` all sums are 0; lengths still count."""
     data = zipped()
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         for info in file.infolist():
@@ -216,7 +212,7 @@ def npy(descr: str = "'<f8'", shape: str = "(5, 4)", size: int = 160) -> bytes:
 
 
 def test_unusual_arrays(tmp_path: Path) -> None:
-    """`numpy.save` to an open file, several times, is in numpy's own documentation."""
+    """numpy's documentation calls `numpy.save` several times on one open file."""
     data = npy() + npy("'|V2'", "()", 2) + npy("[('a', '<f4'), ('b', '<i8', (2,))]", "(3,)", 60)
     assert verdict(tmp_path, "a.npy", data).ok is True
     for length in (len(data) - 1, len(npy()) + 3, len(npy()) + 40, 100):
@@ -317,7 +313,7 @@ def test_what_real_writers_wrote_is_not_refused_and_cut_off_it_is_never_whole(
             assert whole.ok is (True if name.endswith(TELLING) else whole.ok)
             assert whole.ok is not False, (path, whole)
             if name.endswith(".distcp"):
-                continue  # archives one after the other: half of them may be whole
+                continue  # concatenated archives: a half may be complete
             if name.endswith(".json"):
                 data = data.rstrip()
             for length in {0, 1, len(data) // 3, len(data) // 2, len(data) - 1} - {len(data)}:
@@ -328,7 +324,7 @@ def test_what_real_writers_wrote_is_not_refused_and_cut_off_it_is_never_whole(
 
 
 def ubjson() -> bytes:
-    """A tiny one in the manner of xgboost, with each kind of entry."""
+    """A small file like those of xgboost, with each kind of entry."""
 
     def text(value: str) -> bytes:
         return b"L" + struct.pack(">q", len(value)) + value.encode()
@@ -354,7 +350,7 @@ def msgpack() -> bytes:
 
 
 def zstd(last: bool = True) -> bytes:
-    """A frame with a raw block, a repeated byte, and a checksum; and one to be passed over."""
+    """A frame with a raw block, a repeated byte and a checksum; then a frame that readers skip."""
     blocks = (
         struct.pack("<I", 100 << 3)[:3] + bytes(100) + struct.pack("<I", 500 << 3 | 1 << 1 | last)[:3] + b"x"
     )
@@ -378,7 +374,7 @@ def test_formats_that_are_walked(name: str, tmp_path: Path) -> None:
 
 
 def test_onnx_that_ends_early(tmp_path: Path) -> None:
-    """Where a field ends, the next may be missing: that it is whole, it cannot say."""
+    """A message may end after any field, so a file that ends there cannot be proven complete."""
     (data,) = Trace("onnx").complete(tmp_path / "scratch")["step-1.onnx"][-1].values()
     found = [verdict(tmp_path, "a.onnx", data[:length]).ok for length in range(len(data) + 1)]
     assert found[-1] is None and True not in found

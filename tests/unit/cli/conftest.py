@@ -50,7 +50,7 @@ def make_run(run_id: str, state: str = "running", **over: Any) -> Json:
 
 
 class Fake:
-    """Holds what the server would know. `requests` lists (method, path, query, body) as they came."""
+    """The state of the server. `requests` lists (method, path, query, body) in order of arrival."""
 
     def __init__(self) -> None:
         self.runs: list[Json] = []
@@ -83,7 +83,7 @@ class Fake:
         self.url = ""
 
     def find(self, ref: str) -> Json | None:
-        """An id, else the newest of that name, else the only id that begins so."""
+        """By id, else the newest run of that name, else the only run whose id begins so."""
         begins = [run for run in self.runs if run["id"].startswith(ref)]
         exact = [run for run in self.runs if ref == run["id"]] or [
             run for run in self.runs if ref == run["name"]
@@ -232,7 +232,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.fail(404, "not-found", f"no route {words}")
 
     def stream_logs(self) -> None:
-        """A list that does not end in an `end` record is cut off, as by a server that dies."""
+        """A list without an `end` record breaks off, as when the server dies."""
         records = self.fake.logs.pop(0) if len(self.fake.logs) > 1 else self.fake.logs[0]
         self.send_response(200)
         self.send_header("Content-Type", "application/x-ndjson")
@@ -323,7 +323,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
 
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Invoke:
-    """Run a command in this process. `tty=80`: on a terminal that wide. `typed`: what a person answers."""
+    """Run a command in this process. `tty=80`: on a terminal of that width. `typed`: the answers of the
+    user."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.chdir(tmp_path)

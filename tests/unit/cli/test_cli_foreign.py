@@ -1,4 +1,4 @@
-"""`stoker submit` of other people's files, and `stoker export`: what is sent, what is said, how it ends."""
+"""`stoker submit` of foreign files, and `stoker export`: what is sent, printed and returned."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def file(tmp_path: Path) -> Any:
     return write
 
 
-def test_a_file_becomes_a_run_and_says_so(fake: Any, invoke: Any, file: Any) -> None:
+def test_a_file_becomes_a_run_and_the_output_names_it(fake: Any, invoke: Any, file: Any) -> None:
     result = invoke("submit", file(JOB.replace("NAME", "digits")), "-d", "--json")
     assert (result.code, json.loads(result.out)["id"]) == (0, "digits-7f3k")
     assert result.err == 'kind Job "digits" -> run digits-7f3k: 1 task\n'
@@ -52,7 +52,7 @@ def test_several_are_submitted_in_their_order(fake: Any, invoke: Any, file: Any)
     assert [body["key"] for body in fake.submitted] == ["k-0", "k-1", "k-2"]
 
 
-def test_what_cannot_be_honoured_is_refused_unless_that_is_fine(fake: Any, invoke: Any, file: Any) -> None:
+def test_unsupported_entries_are_refused_unless_lenient(fake: Any, invoke: Any, file: Any) -> None:
     name = file(
         JOB.replace("NAME", "a").replace("spec:\n      restart", "spec:\n      nodeName: n1\n      restart")
     )
@@ -66,7 +66,7 @@ def test_what_cannot_be_honoured_is_refused_unless_that_is_fine(fake: Any, invok
     assert lenient.err.startswith("ignored: job.yaml:9: spec.template.spec.nodeName")
 
 
-def test_without_anything_that_runs_images_the_command_runs_here(
+def test_without_a_container_runtime_the_command_runs_here(
     fake: Any, invoke: Any, file: Any, tmp_path: Path
 ) -> None:
     fake.images = False
@@ -86,7 +86,7 @@ def test_without_anything_that_runs_images_the_command_runs_here(
     assert "`--volume claim=PATH` says which folder it is here" in forgotten.err
 
 
-def test_no_image_where_there_could_be_one(fake: Any, invoke: Any, file: Any) -> None:
+def test_an_image_can_be_left_out(fake: Any, invoke: Any, file: Any) -> None:
     result = invoke("submit", file(JOB.replace("NAME", "a")), "-d", "--lenient", "--set", "image=null")
     assert result.code == 0
     assert "image" not in fake.submitted[0]["job"]
@@ -106,7 +106,7 @@ def test_privileges_are_refused_even_leniently(fake: Any, invoke: Any, file: Any
     assert fake.submitted[0]["job"]["cluster"] == "lab"
 
 
-def test_a_dry_run_prints_the_job_file_that_says_the_same(fake: Any, invoke: Any, file: Any) -> None:
+def test_a_dry_run_prints_an_equivalent_job_file(fake: Any, invoke: Any, file: Any) -> None:
     name = file(JOB.replace("NAME", "a") + "---\n" + JOB.replace("NAME", "b"))
     result = invoke("submit", name, "--dry-run")
     documents = [yaml.safe_dump(tree) for tree in yaml.safe_load_all(result.out)]
@@ -148,12 +148,12 @@ def test_the_standard_input(fake: Any, invoke: Any, monkeypatch: pytest.MonkeyPa
         (("--volume", "claim=.", "--cluster", "lab"), "--volume is for runs on this machine"),
     ],
 )
-def test_flags_that_go_wrong(fake: Any, invoke: Any, file: Any, words: Any, message: str) -> None:
+def test_wrong_flags(fake: Any, invoke: Any, file: Any, words: Any, message: str) -> None:
     result = invoke("submit", file(JOB.replace("NAME", "a")), "-d", *words)
     assert result.code == 2 and message in result.err
 
 
-def test_flags_for_foreign_files_are_for_those_alone(fake: Any, invoke: Any, file: Any) -> None:
+def test_flags_for_foreign_files_are_refused_for_job_files(fake: Any, invoke: Any, file: Any) -> None:
     result = invoke("submit", file("run: x\n"), "-d", "--lenient")
     assert result.code == 2 and "--lenient is for files of Kubernetes and Kubeflow" in result.err
 

@@ -1,4 +1,4 @@
-"""Runs with several tasks, as the command line shows them."""
+"""Runs with several tasks on the command line."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_show(gang: Any, invoke: Any) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_show_fits_and_keeps_what_matters(gang: Any, invoke: Any, columns: int) -> None:
+def test_show_fits_the_width_and_keeps_what_matters(gang: Any, invoke: Any, columns: int) -> None:
     shown = invoke("show", "digits-7f3k", "--color", "never", tty=columns).out
     assert all(len(line) <= columns for line in shown.splitlines()), shown
     table = shown.split("Tasks\n")[1].split("\n\n")[0]
@@ -124,7 +124,7 @@ def test_empty_columns_are_left_out_and_gpus_are_named(gang: Any, invoke: Any) -
     assert "  worker-1  local gpu 9f8e7d6c    3  running  98%\n" in invoke("show", "digits-7f3k").out
 
 
-def test_what_a_task_named_is_harmless(gang: Any, invoke: Any) -> None:
+def test_control_characters_from_a_task_are_escaped(gang: Any, invoke: Any) -> None:
     gang.runs[0]["attempts"][0]["tasks"][0] |= {"node": "no\x1b]0;owned\x07de", "phase": "\x1b[2J"}
     assert "\x1b" not in invoke("show", "digits-7f3k").out
 
@@ -139,7 +139,7 @@ def test_after_its_end_the_peaks_are_shown(gang: Any, invoke: Any) -> None:
     assert "  ps-0      local    1  ended     0       1.5        1 GiB         -  0.5 cpu\n" in shown
 
 
-def test_who_failed_is_named(gang: Any, invoke: Any) -> None:
+def test_the_failed_task_is_named(gang: Any, invoke: Any) -> None:
     attempt = gang.runs[0]["attempts"][0]
     evidence = {"task": "worker-1", "last_lines": ["ValueError: no"]}
     attempt |= {"state": "ended", "cause": "user-error", "exit_code": 1, "evidence": evidence}
@@ -206,7 +206,7 @@ def test_a_dry_run_lists_the_tasks(fake: Any, invoke: Any, monkeypatch: Any) -> 
 
 
 def reform(run: dict[str, Any], *, names: tuple[str, ...], step: int | None = 400) -> None:
-    """A new generation for these tasks, as the server shows it."""
+    """Put these tasks into a new generation, as the server shows it."""
     attempt = run["attempts"][0]
     attempt["generation"] += 1
     attempt["resumed_from"] = "ck-4" if step is not None else None
@@ -232,7 +232,7 @@ def test_a_drilled_world_comes_back_as_a_generation(world: Any, invoke: Any) -> 
     assert report["verdict"].endswith(" as generation 4 from step 400; lost 12 steps, 30s of work")
 
 
-def test_who_was_let_go_before_is_not_waited_for(world: Any, invoke: Any) -> None:
+def test_a_task_that_ended_before_is_not_awaited(world: Any, invoke: Any) -> None:
     world.runs[0]["attempts"][0]["tasks"][2] |= {"phase": "ended", "exit_code": 137}
     world.on_drill = lambda run: reform(run, names=("worker-0", "worker-1"))
     result = invoke("drill", "digits-7f3k", "--timeout", "5")
@@ -256,7 +256,7 @@ def test_a_task_that_comes_back_alone(world: Any, invoke: Any) -> None:
     assert result.out.endswith("; the others never stopped\n") and "hint" not in result.err
 
 
-def test_a_task_that_nobody_minds(world: Any, invoke: Any) -> None:
+def test_a_task_whose_loss_is_ignored(world: Any, invoke: Any) -> None:
     world.runs[0]["job"]["roles"]["ps"]["on_loss"] = "ignore"
     world.on_drill = lambda run: run["attempts"][0]["tasks"][2].update(phase="ended", exit_code=137)
     result = invoke("drill", "digits-7f3k", "--task", "ps-0")
@@ -266,7 +266,7 @@ def test_a_task_that_nobody_minds(world: Any, invoke: Any) -> None:
     )
 
 
-def test_drilling_a_task_by_what_hurts_all(world: Any, invoke: Any) -> None:
+def test_a_drill_of_one_task_refuses_ways_that_hit_all(world: Any, invoke: Any) -> None:
     result = invoke("drill", "digits-7f3k", "--task", "ps-0", "--how", "server")
     assert result.err == (
         "error: --task goes with --how process or launcher, not server\n\n"
@@ -338,14 +338,14 @@ def test_the_tasks_of_the_run_are_offered(world: Any, invoke: Any) -> None:
 # -- coming up ---------------------------------------------------------------------------------------------------
 
 
-def test_who_is_missing_is_told_while_a_gang_comes_up(gang: Any, invoke: Any) -> None:
+def test_missing_tasks_are_named_while_a_gang_comes_up(gang: Any, invoke: Any) -> None:
     from stoker.cli.watch_run import status_text
 
     run = {**gang.runs[0], "state": "starting", "reason": "3 of 4 tasks up; worker-3: pulling image"}
     assert status_text(run) == "digits-7f3k starting: 3 of 4 tasks up; worker-3: pulling image"
 
 
-def test_a_world_that_forms_again_is_told(gang: Any) -> None:
+def test_a_new_world_is_reported(gang: Any) -> None:
     from stoker.cli.watch_run import status_text
 
     assert status_text(gang.runs[0]) == "digits-7f3k running: generation 3 comes up, 2 of 3 tasks up"

@@ -1,4 +1,4 @@
-"""Looking after the home: doctor, backups, the own server's state. No server runs in these tests."""
+"""Maintenance of the home: doctor, backups, state of the own server. No server runs in these tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Home:
 
 
 def submit(home: Home, name: str) -> str:
-    """A run as the server would acknowledge it: in the database and in the ledger."""
+    """A run as the server acknowledges it: in the database and in the ledger."""
     with Store.open(home.database) as store:
         row, _ = store.submit(NewRun(key=name, name=name, job={}, command=["true"]), now=1_700_000_000.0)
     with home.ledger.open("a") as ledger:
@@ -45,7 +45,7 @@ def make_copy(home: Home, target: Path) -> None:
     (target / "runs/old/logs/000000.log").write_bytes(b"copied")
 
 
-def test_restore_brings_back_what_was_there_and_lists_what_is_missing(
+def test_restore_brings_back_the_backup_and_lists_what_is_missing(
     home: Home, invoke: Any, tmp_path: Path
 ) -> None:
     old = submit(home, "old")
@@ -125,7 +125,7 @@ def test_restore_without_a_path_takes_the_newest_of_those_with_the_most_runs(hom
     assert "1 run acknowledged after" in result.err and "stoker backup forget" in result.err
 
 
-def test_beginning_anew_is_only_for_homes_that_have_lost_their_database(home: Home, invoke: Any) -> None:
+def test_a_fresh_start_is_only_for_homes_without_their_database(home: Home, invoke: Any) -> None:
     submit(home, "old")
     result = invoke("server", "start", "--anew")
     assert result.code == 1 and "is intact and has 1 run(s)" in result.err
@@ -163,7 +163,7 @@ def test_doctor(home: Home, invoke: Any) -> None:
     assert found["ok"] == (not any(fact["status"] == "fail" for fact in found["facts"]))
 
 
-def test_doctor_finds_what_is_open_to_others(home: Home, invoke: Any) -> None:
+def test_doctor_finds_files_that_others_may_read(home: Home, invoke: Any) -> None:
     home.token.write_text("secret")
     home.token.chmod(0o644)
     home.root.chmod(0o755)

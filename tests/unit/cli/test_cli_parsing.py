@@ -27,7 +27,7 @@ for _name in command_index.MODULES:
 # -- help ------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_page_of_help_says_what_the_commands_say_of_themselves() -> None:
+def test_the_first_page_of_help_agrees_with_the_help_of_the_commands() -> None:
     for _, commands in command_index.GROUPS:
         for name, _, summary in commands:
             assert load(name).summary == summary
@@ -58,7 +58,7 @@ def test_the_reference_page_is_up_to_date() -> None:
     assert page.read_text() == docs.cli_markdown(), "run: python -m stoker.cli.docs > docs/cli.md"
 
 
-# -- the quick reader says what click says -----------------------------------------------------------------------
+# -- the quick reader agrees with click ----------------------------------------------------------------------------
 
 
 def by_click(command: Command, argv: list[str]) -> dict[str, Any] | None:
@@ -247,7 +247,7 @@ def test_mistakes(fake: Any, invoke: Any, tmp_path: Path, typed: str, error: str
     assert fake.requests == [], "a mistake must be found before the server is asked"
 
 
-def test_nothing_typed_is_help_and_a_mistake(fake: Any, invoke: Any) -> None:
+def test_no_arguments_print_help_and_fail(fake: Any, invoke: Any) -> None:
     result = invoke("backup")
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("usage: stoker backup COMMAND [ARGS]...")
@@ -322,7 +322,7 @@ def imported(*argv: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_help_imports_next_to_nothing() -> None:
+def test_help_imports_almost_nothing() -> None:
     for argv in (["--help"], ["--version"]):
         found = imported(*argv)
         heavy = {
@@ -359,7 +359,7 @@ def test_ps_and_run_import_no_heavy_thing(fake: Any, make_run: Any, tmp_path: Pa
     assert imported("logs", "digits-7f3k") & heavy == set()
 
 
-def test_a_reader_that_goes_away_is_no_error(fake: Any, make_run: Any) -> None:
+def test_a_closed_pipe_is_no_error(fake: Any, make_run: Any) -> None:
     fake.runs = [make_run(f"many-{n:04d}", reason="x" * 1000) for n in range(400)]
     command = [sys.executable, "-m", "stoker.cli.main", "ps", "-a"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:

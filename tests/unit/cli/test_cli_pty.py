@@ -99,43 +99,31 @@ def line(text: str) -> dict[str, Any]:
 STOPPED = {"end": {"state": "stopped", "exit_code": None, "cause": "stopped"}}
 
 
-def test_ctrl_c_then_stop(fake: Any, screen: Any) -> None:
+@pytest.mark.parametrize(
+    ("answer", "code", "said", "stops"),
+    [
+        ("s\n", 143, "last words", [{"kill": False}]),
+        ("\x03", 143, "last words", [{"kill": False}]),
+        ("d\n", 0, "digits-7f3k goes on", []),
+    ],
+    ids=["stop", "a second Ctrl-C stops", "detach leaves the run alone"],
+)
+def test_ctrl_c_asks(
+    fake: Any, screen: Any, answer: str, code: int, said: str, stops: list[dict[str, bool]]
+) -> None:
     fake.logs = [[line("step 1"), {"hold": True}, line("last words"), STOPPED]]
     fake.on_stop = lambda run: fake.hold.set()
     shown = screen("run", "train.py")
     shown.until("step 1")
     shown.type("\x03")
     shown.until(r"detach, stop or continue\? \[d/s/c\] ")
-    shown.type("s\n")
-    shown.until("last words")
-    assert shown.exit_code() == 143
+    shown.type(answer)
+    shown.until(said)
+    assert shown.exit_code() == code
+    assert [body for _, path, _, body in fake.requests if path.endswith("/stop")] == stops
 
 
-def test_ctrl_c_twice_stops(fake: Any, screen: Any) -> None:
-    fake.logs = [[line("step 1"), {"hold": True}, STOPPED]]
-    fake.on_stop = lambda run: fake.hold.set()
-    shown = screen("run", "train.py")
-    shown.until("step 1")
-    shown.type("\x03")
-    shown.until("continue")
-    shown.type("\x03")
-    assert shown.exit_code() == 143
-    assert [body for _, path, _, body in fake.requests if path.endswith("/stop")] == [{"kill": False}]
-
-
-def test_ctrl_c_then_detach_leaves_the_run_alone(fake: Any, screen: Any) -> None:
-    fake.logs = [[line("step 1"), {"hold": True}, STOPPED]]
-    shown = screen("run", "train.py")
-    shown.until("step 1")
-    shown.type("\x03")
-    shown.until("continue")
-    shown.type("d\n")
-    assert shown.exit_code() == 0
-    assert "digits-7f3k goes on" in shown.text
-    assert not any(path.endswith("/stop") for _, path, _, _ in fake.requests)
-
-
-def test_a_waiting_run_says_what_it_waits_for(fake: Any, screen: Any) -> None:
+def test_a_waiting_run_shows_the_reason(fake: Any, screen: Any) -> None:
     fake.logs = [
         [
             {"hold": True},
@@ -148,7 +136,7 @@ def test_a_waiting_run_says_what_it_waits_for(fake: Any, screen: Any) -> None:
     shown.until("digits-7f3k queued: short of 2 CPUs")
     fake.hold.set()
     assert shown.exit_code() == 0
-    # The line was transient: it is wiped before the output comes.
+    # The status line is erased before the output is printed.
     assert re.search(r"\r\x1b\[Kstep 1", shown.text)
 
 

@@ -1,4 +1,4 @@
-"""What the reading commands print, to the letter."""
+"""The exact output of the reading commands."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_ps_fits_a_narrow_terminal_and_is_whole_in_a_pipe(runs: Any, invoke: Any
     assert runs.runs[0]["reason"] in invoke("ps").out
 
 
-def test_ps_says_how_many_more_and_never_hides_a_live_run(runs: Any, invoke: Any, make_run: Any) -> None:
+def test_ps_counts_hidden_runs_and_never_hides_a_live_one(runs: Any, invoke: Any, make_run: Any) -> None:
     old = make_run("old-0000", "running", seq=0)
     runs.runs = [make_run(f"many-{n:04d}", "succeeded", seq=n) for n in range(40, 0, -1)] + [old]
     runs.counts = {"succeeded": 40, "running": 1}
@@ -208,7 +208,7 @@ def test_show_is_readable_at_80_columns(failed: Any, invoke: Any) -> None:
     assert all(len(line) <= 80 for line in result.out.splitlines()), result
 
 
-def test_show_json_is_the_interfaces_object(failed: Any, invoke: Any) -> None:
+def test_show_json_is_the_object_of_the_api(failed: Any, invoke: Any) -> None:
     assert json.loads(invoke("show", "digits-5ab1", "--json").out) == failed.find("digits-5ab1")
     assert json.loads(invoke("show", "digits-5ab1", "--events", "--json").out) == failed.events["digits-5ab1"]
     assert (
@@ -308,7 +308,7 @@ def test_metrics_of_several_tasks(runs: Any, invoke: Any) -> None:
     assert shown("--all-ranks") == keys
 
 
-def test_a_run_is_meant_by_id_name_beginning_or_last(runs: Any, invoke: Any) -> None:
+def test_a_run_is_named_by_id_name_prefix_or_last(runs: Any, invoke: Any) -> None:
     for ref, expected in [
         ("digits-5ab1", "digits-5ab1"),
         ("digits-5", "digits-5ab1"),
@@ -319,7 +319,7 @@ def test_a_run_is_meant_by_id_name_beginning_or_last(runs: Any, invoke: Any) -> 
         assert json.loads(invoke("show", ref, "--json").out)["id"] == expected, ref
 
 
-def test_what_cannot_be_a_run_is_not_sent_to_the_server(runs: Any, invoke: Any) -> None:
+def test_an_invalid_run_id_is_not_sent_to_the_server(runs: Any, invoke: Any) -> None:
     for odd in ("../../server", "a/b", "", "x" * 3000, "%2e%2e", "digits 7", "..", "digits?x=1", "\x1b[2J"):
         result = invoke("show", odd)
         assert result.code == 3, odd
@@ -364,7 +364,7 @@ def test_runs_that_the_database_does_not_know(fake: Any, invoke: Any) -> None:
         assert invoke("backup", "forget", *words).code == 2
 
 
-def test_doctor_says_what_to_do_about_a_lost_database(fake: Any, invoke: Any) -> None:
+def test_doctor_gives_the_fix_for_a_lost_database(fake: Any, invoke: Any) -> None:
     fake.lost = {
         "schema": None,
         "status": "the database is gone",

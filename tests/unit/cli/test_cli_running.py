@@ -1,4 +1,4 @@
-"""Commands that start, follow and steer runs."""
+"""Commands that start, follow and control runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def digits(fake: Any, make_run: Any) -> Any:
     return fake
 
 
-def test_logs_are_data_on_stdout_whatever_stream_they_came_from(digits: Any, invoke: Any) -> None:
+def test_logs_of_both_streams_go_to_stdout(digits: Any, invoke: Any) -> None:
     digits.logs = [[line("one"), line("two", stream="stderr"), line("setup done", stream="stoker")]]
     result = invoke("logs", "digits-7f3k")
     assert (result.out, result.err) == ("one\ntwo\n", "setup done\n")
@@ -71,7 +71,7 @@ def test_logs_query(digits: Any, invoke: Any, clock: float) -> None:
     }
 
 
-def test_lines_of_several_tasks_say_whose_they_are(digits: Any, invoke: Any) -> None:
+def test_lines_of_several_tasks_have_the_name_of_their_task(digits: Any, invoke: Any) -> None:
     digits.runs[0]["job"]["workers"] = 2
     digits.logs = [[line("a"), line("b", task="worker-1")]]
     assert invoke("logs", "digits-7f3k").out == "[worker-0] a\n[worker-1] b\n"
@@ -114,7 +114,7 @@ def test_following_survives_the_servers_death_without_losing_or_repeating_a_line
     first = [line(f"line {n}", t=NOW + n // 3) for n in range(10)]
     digits.logs = [
         first[:8],
-        # Served again from the time of the last line seen: two of that moment were seen, the others not.
+        # Sent again from the time of the last line: two lines of that moment are known, the others are new.
         [record for record in first if record["t"] >= NOW + 2] + [line("line 10", t=NOW + 4)],
         [],
         [line("line 10", t=NOW + 4), line("line 11", t=NOW + 4), end()],
@@ -158,7 +158,7 @@ def test_logs_json_gives_the_records(digits: Any, invoke: Any) -> None:
 # -- run -------------------------------------------------------------------------------------------------------
 
 
-def test_an_attached_run_prints_what_the_training_prints_and_exits_as_it_does(
+def test_an_attached_run_has_the_output_and_exit_code_of_the_training(
     fake: Any, invoke: Any, script: Path
 ) -> None:
     fake.logs = [[line("epoch 1"), line("warn", stream="stderr"), end("failed", 7)]]
@@ -217,7 +217,7 @@ def test_flags_become_the_job_as_it_was_written(
 
 
 def test_the_plain_job_means_the_same_as_the_checked_one() -> None:
-    """What `run` sends unchecked is what the job file's own reader makes of the same flags."""
+    """The unchecked job that `run` sends equals what the job file reader makes of the same flags."""
     from stoker.cli import job_flags
     from stoker.spec import Job
 
@@ -231,7 +231,7 @@ def test_the_plain_job_means_the_same_as_the_checked_one() -> None:
     assert Job.from_json(plain).to_json() == job_flags.checked_job(found, ["python", "train.py"], None)
 
 
-def test_a_script_is_run_by_the_python_there_is(
+def test_a_script_is_run_by_the_available_python(
     fake: Any, invoke: Any, script: Path, monkeypatch: Any
 ) -> None:
     tools = script.parent / "bin"
@@ -245,7 +245,7 @@ def test_a_script_is_run_by_the_python_there_is(
     assert fake.submitted[-1]["job"]["run"] == ["tool.py", "-x"]
 
 
-def test_code_that_the_server_does_not_know_is_sent(fake: Any, invoke: Any, script: Path) -> None:
+def test_code_that_the_server_lacks_is_sent(fake: Any, invoke: Any, script: Path) -> None:
     fake.known_code = False
     assert invoke("run", "-d", "train.py").code == 0
     sent = [body for method, path, _, body in fake.requests if path == "/code/blobs"]
@@ -268,9 +268,7 @@ def test_dry_run_starts_nothing_and_shows_no_secret(
     assert "s3cret-value" not in repr(result) + repr(fake.requests)
 
 
-def test_a_mistake_the_server_finds_is_told_in_the_words_of_the_flags(
-    fake: Any, invoke: Any, script: Path
-) -> None:
+def test_a_mistake_found_by_the_server_names_the_flag(fake: Any, invoke: Any, script: Path) -> None:
     fake.errors["POST", "/runs"] = (422, {"code": "spec", "message": "resources.memory: bad", "details": {}})
     result = invoke("run", "--memory", "5 apples", "train.py")
     assert result.code == 2
@@ -289,7 +287,7 @@ def test_submit(fake: Any, invoke: Any, tmp_path: Path) -> None:
     assert "resources" in wrong.err
 
 
-def test_rerun_keeps_the_code_and_changes_what_is_asked(digits: Any, invoke: Any) -> None:
+def test_rerun_keeps_the_code_and_applies_the_flags(digits: Any, invoke: Any) -> None:
     digits.runs[0]["job"] = {"run": "python train.py", "name": "digits", "resources": {"memory": 1 << 30}}
     assert invoke("rerun", "digits-7f3k", "--set", "resources.memory=2Gi", "-d").out == "digits-7f3k\n"
     [body] = digits.submitted
@@ -317,7 +315,7 @@ def test_resume_reads_secrets_again(digits: Any, invoke: Any, monkeypatch: Any) 
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The first wait for a record is interrupted, as by Ctrl-C; the number of interrupts can be set."""
+    """The first wait for a record is interrupted, as by Ctrl-C; a test can set the number of interrupts."""
     import queue
 
     from stoker.cli import watch_run
@@ -373,14 +371,14 @@ def test_ctrl_c_asks(fake: Any, invoke: Any, script: Path, interrupted: Any) -> 
     assert stops == [{"kill": False}, {"kill": False}, {"kill": True}]
 
 
-def test_the_state_is_told_while_nothing_is_printed(fake: Any, make_run: Any) -> None:
+def test_the_state_is_shown_while_nothing_is_printed(fake: Any, make_run: Any) -> None:
     from stoker.cli.watch_run import status_text
 
     run = make_run("digits-7f3k", "queued", place=2, reason="waits for 2 cpu")
     assert status_text(run) == "digits-7f3k queued (2nd in line): waits for 2 cpu"
 
 
-# -- steering --------------------------------------------------------------------------------------------------
+# -- control ---------------------------------------------------------------------------------------------------
 
 
 def test_stop_tries_every_run(digits: Any, invoke: Any) -> None:
@@ -444,7 +442,7 @@ def test_drill_of_a_run_that_does_not_come_back(digits: Any, invoke: Any) -> Non
 # -- pull ------------------------------------------------------------------------------------------------------
 
 
-def test_pull_goes_on_where_it_was_cut_off(digits: Any, invoke: Any, tmp_path: Path) -> None:
+def test_pull_continues_where_it_was_cut_off(digits: Any, invoke: Any, tmp_path: Path) -> None:
     data = os.urandom(200_000)
     digits.files = {"model/weights.pt": data, "plot.svg": b"<svg/>"}
     digits.cut_content_after = 70_000
@@ -469,7 +467,7 @@ def test_an_interrupted_pull_is_continued_by_the_next_one(digits: Any, invoke: A
     assert not part.exists()
 
 
-def test_a_damaged_part_is_found_out(digits: Any, invoke: Any, tmp_path: Path) -> None:
+def test_a_damaged_part_is_detected(digits: Any, invoke: Any, tmp_path: Path) -> None:
     digits.files = {"w.pt": b"x" * 1000}
     (tmp_path / "there").mkdir()
     (tmp_path / "there/w.pt.part").write_bytes(b"y" * 500)
@@ -482,7 +480,7 @@ def test_a_damaged_part_is_found_out(digits: Any, invoke: Any, tmp_path: Path) -
     assert invoke("pull", "digits-7f3k", "-o", "there").code == 0
 
 
-def test_pull_keeps_what_is_there_and_differs(digits: Any, invoke: Any, tmp_path: Path) -> None:
+def test_pull_keeps_local_files_that_differ(digits: Any, invoke: Any, tmp_path: Path) -> None:
     digits.files = {"w.pt": b"new"}
     (tmp_path / "there").mkdir()
     (tmp_path / "there/w.pt").write_bytes(b"mine")
@@ -557,7 +555,7 @@ def test_backup_create(fake: Any, invoke: Any, tmp_path: Path) -> None:
         ([], None, ""),
     ],
 )
-def test_a_framework_is_seen_in_the_script_where_there_are_several_processes(
+def test_a_framework_is_guessed_from_the_script_for_several_processes(
     flags: list[str], framework: str | None, said: str, fake: Any, invoke: Any, script: Path, monkeypatch: Any
 ) -> None:
     script.write_text("import torch.distributed\nraise SystemExit('never run')\n")
@@ -578,9 +576,7 @@ def test_the_framework_of_a_job_file(fake: Any, invoke: Any, script: Path, monke
     )
 
 
-def test_nothing_outside_what_is_shipped_is_read(
-    fake: Any, invoke: Any, script: Path, monkeypatch: Any
-) -> None:
+def test_only_shipped_files_are_read(fake: Any, invoke: Any, script: Path, monkeypatch: Any) -> None:
     inside = script.parent / "inside"
     inside.mkdir()
     script.write_text("import jax")

@@ -1,4 +1,4 @@
-"""Nothing that users or training code wrote can do anything to a terminal."""
+"""Text from users or training code cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def harmless(text: str, *, colors: bool = False) -> bool:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_text_is_neutralised(name: str) -> None:
+def test_text_is_escaped(name: str) -> None:
     attack = ATTACKS[name]
     assert harmless(terminal.safe(attack))
     assert "\n" not in terminal.safe(attack)
@@ -69,7 +69,7 @@ def test_text_is_neutralised(name: str) -> None:
             assert shown.endswith(terminal.RESET)
 
 
-def test_random_bytes_are_neutralised() -> None:
+def test_random_bytes_are_escaped() -> None:
     seed = 20260115
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -168,7 +168,7 @@ def test_no_command_passes_an_attack_on(
         assert harmless(result.err, colors=tty is not None), (argv, ascii(result.err))
 
 
-def test_errors_from_the_server_are_neutralised(fake: Any, invoke: Any) -> None:
+def test_errors_from_the_server_are_escaped(fake: Any, invoke: Any) -> None:
     evil = "".join(ATTACKS.values())
     fake.errors["GET", "/runs"] = (409, {"code": "conflict", "message": evil, "hint": evil, "details": {}})
     result = invoke("ps", tty=80)
@@ -207,12 +207,12 @@ def test_a_c_locale_does_not_break_names(tmp_path: Any) -> None:
     assert done.stdout == "caf\\xe9 \\u2026\n"
 
 
-def test_ctrl_c_interrupts_a_question_whichever_thread_the_kernel_gives_it_to() -> None:
+def test_ctrl_c_interrupts_a_question_also_when_another_thread_gets_the_signal() -> None:
     reading, writing = os.pipe()
     done, rescued = threading.Event(), threading.Event()
 
     def rescue() -> None:
-        """Without the wake-up descriptor the read would go on for ever."""
+        """Without the wake-up descriptor the read would never return."""
         if not done.wait(20):
             rescued.set()
             os.write(writing, b"d\n")

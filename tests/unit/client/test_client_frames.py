@@ -1,4 +1,4 @@
-"""Many files in one answer: as they are sent in whatever pieces, and as a hostile server might send them."""
+"""Many files in one answer: cut into any pieces, and as a hostile server might send them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BODY = f"{A} 5\nab\ncd{B} 0\n{C} missing\n{B} 3\n12\n{A} damaged\n".encode()
 FOUND = [(A, b"ab\ncd"), (B, b""), (C, "missing"), (B, b"12\n"), (A, "damaged")]
 
 
-def test_in_any_pieces() -> None:
+def test_files_are_read_from_any_pieces() -> None:
     assert list(frames([BODY], 5)) == FOUND
     assert list(frames([bytes([byte]) for byte in BODY], 5)) == FOUND
     chance = random.Random(1)
@@ -50,7 +50,7 @@ def test_what_is_no_sequence_of_files_is_refused(body: str) -> None:
             list(frames([data[at : at + size] for at in range(0, len(data), size)], 5))
 
 
-def test_a_line_that_never_ends_is_not_waited_for() -> None:
+def test_an_endless_line_is_refused() -> None:
     taken = 0
 
     def endless() -> object:

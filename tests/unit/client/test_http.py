@@ -16,7 +16,7 @@ from stoker.errors import NotFound, ServerUnreachable, SpecError, StokerError
 
 
 class Scripted:
-    """A server that answers each connection's requests with prepared bytes."""
+    """A server that answers the requests of each connection with prepared bytes."""
 
     def __init__(self, *answers: bytes, close: bool = False) -> None:
         self._answers = list(answers)
@@ -78,7 +78,7 @@ def test_connections_are_kept(scripted: Callable[..., Scripted]) -> None:
     assert b"Authorization: Bearer secret\r\n" in server.requests[0]
 
 
-def test_a_closed_connection_is_made_anew(scripted: Callable[..., Scripted]) -> None:
+def test_a_closed_connection_is_replaced(scripted: Callable[..., Scripted]) -> None:
     server = scripted(OK, OK, close=True)
     with Client(server.url, "t") as client:
         assert client.health() == client.health() == {}
@@ -114,7 +114,7 @@ def test_answers_that_break_off(scripted: Callable[..., Scripted], answer: bytes
     assert caught.value.hint
 
 
-def test_answers_that_are_not_ours(scripted: Callable[..., Scripted]) -> None:
+def test_answers_of_other_programs(scripted: Callable[..., Scripted]) -> None:
     page = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\n<html>"
     listed = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
     server = scripted(page, listed)
@@ -133,7 +133,7 @@ def test_errors_are_rebuilt(scripted: Callable[..., Scripted]) -> None:
     assert (caught.value.message, caught.value.hint, caught.value.details) == ("no run", "look", {"a": 1})
 
 
-def test_nobody_there() -> None:
+def test_no_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with (
@@ -169,7 +169,7 @@ def test_names_are_quoted(scripted: Callable[..., Scripted]) -> None:
 @pytest.mark.parametrize(
     "url", ["", "localhost:1", "ftp://x", "http://", "http://x:y", "http://x:99999", "http://u:p@x"]
 )
-def test_urls_that_are_none(url: str) -> None:
+def test_invalid_urls(url: str) -> None:
     with pytest.raises(SpecError):
         Client(url, "t")
 
@@ -186,7 +186,7 @@ def test_addresses() -> None:
 
 
 def test_importing_the_client_is_cheap() -> None:
-    """What a command must not pay for before it has said anything."""
+    """Every command pays for these imports before its first output."""
     program = (
         "import sys; import stoker.client, stoker.client.local\n"
         "heavy = ['ssl', 'http.client', 'email', 'pydantic', 'dataclasses', 'subprocess', 'asyncio', 'pathspec', 'tomllib', 'fastapi']\n"

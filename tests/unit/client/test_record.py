@@ -1,4 +1,4 @@
-"""What is recorded about where a run came from, and what is never passed on."""
+"""What is recorded about the origin of a run, and what is never passed on."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_repository_without_commits(tmp_path: Path) -> None:
     assert found is not None and found["commit"] is None
 
 
-def test_big_diffs_are_cut(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_diffs_are_truncated(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_module, "MAX_DIFF", 1000)
     (repository / "train.py").write_text("line\n" * 100_000)
     found = git(repository)
@@ -87,7 +87,7 @@ def test_nothing_of_the_repository_is_run(
     assert not proof.exists()
 
 
-def test_no_git_at_all(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert git(repository) is None
 

@@ -1,4 +1,4 @@
-"""The working directory as a tree: what is shipped, what is not, and what is not read twice."""
+"""The working directory as a tree: what is shipped, what is left out, and what is not read twice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def paths(work: Path, cache: Path) -> list[str]:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of the scanner runs an hour ahead: nothing is too young to be remembered."""
+    """The clock of the scanner runs an hour ahead, so that every file is old enough to be cached."""
     real = time.time_ns
     monkeypatch.setattr(tree_module.time, "time_ns", lambda: real() + 3600 * 10**9)
 
@@ -238,7 +238,7 @@ def test_names_that_are_not_utf8_are_named(work: Path, cache: Path) -> None:
         scan(work, cache)
 
 
-def test_sockets_and_pipes_are_left_out_and_said(
+def test_sockets_and_pipes_are_left_out_with_a_warning(
     work: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(work, "a")
@@ -251,7 +251,7 @@ def test_sockets_and_pipes_are_left_out_and_said(
     assert len(found.warnings) == 2
 
 
-def test_too_much(work: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits(work: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(work, "train.py")
     (work / "data").mkdir()
     with (work / "data" / "images.bin").open("wb") as handle:
@@ -289,7 +289,7 @@ def test_a_file_that_keeps_changing(work: Path, cache: Path, monkeypatch: pytest
         scan(work, cache)
 
 
-def test_opening_what_is_no_longer_the_same(work: Path, cache: Path) -> None:
+def test_opening_a_changed_file(work: Path, cache: Path) -> None:
     write(work, "a")
     found = scan(work, cache)
     digest = found.tree.files[0].sha256
@@ -302,7 +302,7 @@ def test_opening_what_is_no_longer_the_same(work: Path, cache: Path) -> None:
         found.open(digest)
 
 
-def test_an_empty_directory_and_none(work: Path, cache: Path) -> None:
+def test_an_empty_and_a_missing_directory(work: Path, cache: Path) -> None:
     assert paths(work, cache) == []
     with pytest.raises(Refused, match="not a directory"):
         scan(work / "nothing", cache)
@@ -324,7 +324,7 @@ def test_patterns_are_only_read_for_new_names(work: Path, cache: Path) -> None:
 
 @pytest.mark.parametrize("name", [".gitignore", ".stokerignore"])
 def test_ignore_files_are_bounded_before_they_are_read(work: Path, cache: Path, name: str) -> None:
-    """Cut off in the middle they would ship what was to stay here."""
+    """A truncated ignore file would ship files that must stay here."""
     write(work, "train.py", "sub/model.py")
     (work / name).write_text("x\n" * 1_000_000)
     with pytest.raises(TooLarge, match=rf"{name}.* more than 1024 KiB"):
@@ -351,7 +351,7 @@ def test_stars_without_end_do_not_hold_up_a_scan(work: Path, cache: Path) -> Non
 
 
 def test_nothing_below_an_ignored_directory_is_shipped(tmp_path: Path, cache: Path) -> None:
-    """As git has it, and whatever a rule in the same file says of what is inside."""
+    """As in git, also when a later rule of the same file includes a path inside."""
     repository = tmp_path / "repo"
     write(repository, "out/work/a.py", "out/work/sub/b.py", ".git/HEAD")
     (repository / ".gitignore").write_text("out/\n!*.py\n")

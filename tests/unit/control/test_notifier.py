@@ -17,13 +17,13 @@ def test_a_waiter_wakes_on_publish_from_another_thread() -> None:
     assert asyncio.run(wait()) == 1
 
 
-def test_what_changed_before_the_wait_is_not_missed() -> None:
+def test_a_change_before_the_wait_is_not_missed() -> None:
     hub = Notifier()
     hub.publish("r")
     assert asyncio.run(hub.changed("r", 0, timeout=30)) == 1
 
 
-def test_a_wait_ends_after_its_time_and_leaves_nothing_behind() -> None:
+def test_a_wait_ends_after_its_timeout_and_is_removed() -> None:
     hub = Notifier()
     assert asyncio.run(hub.changed("r", 0, timeout=0.01)) == 0
     assert hub._waiters == {}

@@ -1,7 +1,7 @@
-"""Random events against the real controller on the fake engine: after each, its states, the tables and the engine agree.
+"""Random events against the real controller on the fake engine: states, tables and engine agree after each one.
 
-The profile of tests/conftest.py chooses the seeds: the same ones each time in CI, others in `make soak`. What fails is
-printed as the steps that lead there.
+The profile of tests/conftest.py chooses the seeds: the same ones each time in CI, others in `make soak`. A
+failure is printed as the steps that lead to it.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ NUMBER = st.integers(0, 11)
 SOAK = bool(os.environ.get("STOKER_SEEDS"))
 STEPS = 150 if SOAK else 50
 PHASES = list(Phase) if SOAK else [Phase.generate]
-"""To find a shorter way to a fault takes minutes."""
+"""Without shrinking, which takes minutes."""
 
 
 class Model:
-    """The tables alone, fed with the events that the controller says happened."""
+    """The tables alone, driven by the events of the controller."""
 
     def __init__(self) -> None:
         self.phases: dict[int, TaskPhase] = {}
         self.tasks: list[LiveTask] = []
-        """Kept, so that no two have one identity."""
+        """Kept alive, so that no two objects have the same id."""
         self.missing: list[str] = []
         self.resumed: Counter[str] = Counter()
         self._patch = pytest.MonkeyPatch()
@@ -103,7 +103,7 @@ class Model:
 
 
 class _Errors(logging.Handler):
-    """What the loop survives is a fault all the same."""
+    """Every logged error is a fault, although the loop survives it."""
 
     def __init__(self, wrong: list[str]) -> None:
         super().__init__(logging.ERROR)
@@ -114,20 +114,21 @@ class _Errors(logging.Handler):
 
 
 class World:
-    """A server, what happens to it, and what must hold after that. Each event is a method that takes two numbers."""
+    """A server, the events that happen to it, and invariants. Each event is a method that takes two
+    numbers."""
 
     def __init__(self, server: Driven, model: Model) -> None:
         self.server, self.model = server, model
         self.runs: list[str] = []
         self.excused: set[tuple[str, int, str]] = set()
-        """Tasks that were silent: the controller may have given them up while they lived."""
+        """Tasks that were silent; the controller may have replaced them while they were alive."""
 
     def happen(self, event: str, one: int, two: int) -> None:
         getattr(self, event)(one, two)
         self.server.settle()
         self.check()
 
-    # -- what people do --------------------------------------------------------------------------------------
+    # -- events of users -------------------------------------------------------------------------------------
 
     def submit(self, one: int, two: int) -> None:
         if len(self.live()) < LIVE_AT_MOST:
@@ -153,19 +154,21 @@ class World:
     def scale(self, one: int, two: int) -> None:
         elastic = [live.id for live in self.live() if live.job.workers.elastic]
         if elastic:
-            with contextlib.suppress(Conflict):  # it is stopping
+            with contextlib.suppress(Conflict):  # the run is stopping
                 self.server.controller.scale(elastic[one % len(elastic)], two % 3 + 1)
 
     def resize(self, one: int, two: int) -> None:
         self.server.engine.resize_problem = "this kernel cannot" if two % 2 else ""
         if run := self.run(one):
-            with contextlib.suppress(Conflict, Refused, EngineUnavailable):  # it may be over, or never fit
+            with contextlib.suppress(
+                Conflict, Refused, EngineUnavailable
+            ):  # the run may be over, or too large for any node
                 self.server.controller.resize(run, cpu=float(two % 2 + 1), memory=None)
 
-    # -- what happens to tasks -------------------------------------------------------------------------------
+    # -- events of tasks -------------------------------------------------------------------------------------
 
     def bodies(self, one: int, two: int) -> None:
-        """What those do that start from now on."""
+        """The behaviour of bodies that start from now on."""
         self.server.otherwise = BODIES[one % len(BODIES)]
 
     def get_on(self, one: int, two: int) -> None:
@@ -189,7 +192,7 @@ class World:
             self.server.engine.terminate_launcher(*task.place.key())
 
     def end_and_die(self, one: int, two: int) -> None:
-        """Bodies end, and a launcher dies before the server has heard of that."""
+        """Bodies end, and a launcher dies before the server has read their end."""
         if (task := self.task(one)) is None:
             return
         machine = self.server.engine._machine
@@ -203,7 +206,7 @@ class World:
         if two % 2:
             self.server.look()
 
-    # -- what happens to the engine --------------------------------------------------------------------------
+    # -- events of the engine --------------------------------------------------------------------------------
 
     def fall_silent(self, one: int, two: int) -> None:
         if (task := self.task(one)) is not None:
@@ -215,7 +218,7 @@ class World:
         self.server.engine.silent.clear()
 
     def hide(self, one: int, two: int) -> None:
-        """For one look. More of them in a row are proof."""
+        """A task is missing from one look; several missing looks in a row are proof."""
         if (task := self.task(one)) is not None:
             machine = self.server.engine._machine
             del machine.tasks[task.place]
@@ -231,7 +234,7 @@ class World:
         self.server.advance(2.0)
 
     def nodes(self, one: int, two: int) -> None:
-        """The last node is lost with all that is on it, or comes back."""
+        """The last node is lost with all of its tasks, or comes back."""
         engine, there = self.server.engine, {node.name for node in self.server.engine.nodes}
         engine.nodes = [replace(node, boot_id=engine._machine.boot_id) for node in NODES[: one % 2 + 1]]
         gone = there - {node.name for node in engine.nodes}
@@ -244,7 +247,7 @@ class World:
         self.server.engine.reboot()
 
     def restart(self, one: int, two: int) -> None:
-        """The server is killed at whatever it is doing."""
+        """The server is killed at any moment."""
         server, before = self.server, self.server.engine
         server.event_loop.call_soon(lambda: [server.loop.kick(live) for live in self.live()])
         server.loop.observe_soon()
@@ -253,7 +256,7 @@ class World:
         for name in ("waiting", "unavailable", "silent", "node_ready", "resize_problem", "on_nodes"):
             setattr(server.engine, name, getattr(before, name))
 
-    # -- what must hold --------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         self.nothing_went_wrong()
@@ -369,7 +372,7 @@ class World:
         return alive[number % len(alive)] if alive else None
 
     def end(self) -> None:
-        """Everything that is wanted stopped is in the end, and nothing is left of it."""
+        """All runs are stopped: each of them ends, and nothing of it is left."""
         server = self.server
         server.engine.unavailable, server.engine.waiting = False, None
         server.engine.silent.clear()

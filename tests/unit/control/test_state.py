@@ -1,4 +1,4 @@
-"""What is known of a run and its tasks while they live."""
+"""The state in memory of a run and its tasks."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ from stoker.spec import Job
     ],
 )
 def test_who_was_told_to_stop_and_was_lost_is_lost(known: dict[str, Any], excused: bool) -> None:
-    """Otherwise the run would fail for those who noticed the loss first: by their broken connections."""
+    """Otherwise the run would fail by the broken connections of the members that noticed the loss first."""
     [part] = parts_of(Job.from_json({"name": "digits", "run": "train", "workers": 2}))
     assert LiveTask("worker-1", part, 1, **known).excused is excused

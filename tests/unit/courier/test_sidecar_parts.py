@@ -1,4 +1,4 @@
-"""The smaller parts of the sidecar: listing, removing, jobs, buffers, contact."""
+"""The smaller parts of the courier: listing, removing, jobs, buffers, contact."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def walked(root: Path, path: str = "output", most: int = 10_000) -> list[dict[st
     return found
 
 
-def test_pages_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pages_are_the_whole_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {}
     for number in range(40):
         path = tmp_path / "output" / f"d{number % 4}" / ("x" * (number % 3)) / f"f{number}"
@@ -114,7 +114,7 @@ def test_a_directory_that_changes_between_pages(tmp_path: Path, monkeypatch: pyt
     assert [entry["path"] for entry in listing.page(str(tmp_path), "output", "b/1", 10)["entries"]] == ["c/1"]
 
 
-def test_too_many_entries_are_refused_before_they_are_held(tmp_path: Path) -> None:
+def test_too_many_entries_are_refused_before_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "output").mkdir()
     for number in range(20):
         (tmp_path / "output" / str(number)).write_bytes(b"")
@@ -182,7 +182,7 @@ def test_directories_that_cannot_be_written_are_removed(tmp_path: Path) -> None:
 # -- jobs and buffers ----------------------------------------------------------------------------------------
 
 
-def test_a_job_is_done_once_however_often_it_is_asked_for() -> None:
+def test_a_job_runs_once_for_repeated_requests() -> None:
     jobs, go, count = Jobs(wait=0.01), threading.Event(), []
 
     def work() -> dict[str, object]:
@@ -204,7 +204,7 @@ def jobs_with_patience(jobs: Jobs) -> Jobs:
     return jobs
 
 
-def test_a_job_that_fails_says_so_to_everybody() -> None:
+def test_a_failed_job_is_reported_to_every_request() -> None:
     jobs = Jobs()
 
     def work() -> dict[str, object]:
@@ -215,7 +215,7 @@ def test_a_job_that_fails_says_so_to_everybody() -> None:
             jobs.result("a", work)
 
 
-def test_only_so_many_jobs_at_once_and_so_many_results() -> None:
+def test_jobs_and_results_are_bounded() -> None:
     jobs, go = Jobs(wait=0.0), threading.Event()
     for number in range(RUNNING):
         assert jobs.result(f"{number}", lambda: {"went": go.wait(30)}) is None
@@ -229,7 +229,7 @@ def test_only_so_many_jobs_at_once_and_so_many_results() -> None:
     assert len(jobs._jobs) <= RUNNING + KEPT
 
 
-def test_buffers_are_lent_and_come_back() -> None:
+def test_buffers_are_lent_and_returned() -> None:
     buffers = Buffers(count=2, size=1 << 20, wait=0.01)
     with buffers.lend(SMALL + 1) as one, buffers.lend(1 << 20) as two:
         one[:1], two[-1:] = b"1", b"2"
@@ -266,13 +266,13 @@ def test_contact_is_another_file_each_time(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "outside").read_bytes() == b"safe" and not path.is_symlink()
 
 
-def test_contact_that_cannot_be_written_holds_up_nobody(tmp_path: Path) -> None:
+def test_contact_that_cannot_be_written_delays_no_request(tmp_path: Path) -> None:
     (tmp_path / f"{layout.CONTACT}.tmp").mkdir()
     main.Contact(str(tmp_path)).touch()
     assert not (tmp_path / layout.CONTACT).exists()
 
 
-def test_when_nobody_needs_a_courier_any_more(tmp_path: Path) -> None:
+def test_when_a_courier_is_no_longer_needed(tmp_path: Path) -> None:
     near = LocalTaskDir(str(tmp_path))
     assert main.released(near)
     for seq, verb, over in ((1, "run", False), (2, "stop", False), (3, "release", True)):

@@ -1,4 +1,4 @@
-"""Strangers and friends at a courier's door: real sockets, real TLS, one process."""
+"""Requests with and without the key at a courier: real sockets, real TLS, one process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Door:
 
 
 class Talk:
-    """One connection, by hand."""
+    """One connection."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self.sock = sock
@@ -74,7 +74,7 @@ class Talk:
         self.sock.close()
 
     def raw(self, data: bytes) -> bytes:
-        """Everything that comes until the other side closes, or has answered."""
+        """All bytes until the other side closes or has answered."""
         self.sock.sendall(data)
         return self.receive()
 
@@ -100,7 +100,7 @@ class Talk:
     def ask(
         self, path: str, header: dict[str, object], data: bytes = b""
     ) -> tuple[int, dict[str, object], bytes]:
-        """As a server would: the answer is checked, another boot is learned."""
+        """As a server: the answer is verified, and a new boot id is learned."""
         for _ in range(2):
             nonce = courier_protocol.new_nonce()
             answer = self.raw(self.request(path, courier_protocol.pack(header, data), nonce=nonce))
@@ -135,7 +135,7 @@ def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
         made.close()
 
 
-def test_health_needs_no_key_and_says_nothing(door: Door) -> None:
+def test_health_needs_no_key_and_tells_nothing(door: Door) -> None:
     with door.connect() as talk:
         status, session, body = parse(talk.raw(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"))
         assert (status, session, body) == (200, "", b"ok")
@@ -150,7 +150,7 @@ def test_an_order_arrives(door: Door) -> None:
     assert door.touched == 1
 
 
-def test_an_order_that_was_held_up_does_not_undo_a_later_one(door: Door) -> None:
+def test_a_delayed_order_does_not_replace_a_later_one(door: Door) -> None:
     near = LocalTaskDir(str(door.root))
     with door.connect() as talk:
         for seq in (2, 1, 2):
@@ -224,12 +224,12 @@ def test_a_changed_body_is_refused(door: Door) -> None:
         b"A" * 40_000,
     ],
 )
-def test_what_is_not_http_is_hung_up_on(door: Door, data: bytes) -> None:
+def test_a_connection_without_http_is_closed(door: Door, data: bytes) -> None:
     with door.connect() as talk:
         try:
             assert talk.raw(data) == b""
         except OSError:
-            pass  # hung up before everything was sent
+            pass  # closed before everything was sent
     with door.connect() as talk:
         assert talk.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
 
@@ -246,7 +246,7 @@ def test_bodies_have_a_length_and_a_limit(door: Door, length: str) -> None:
     assert door.touched == 0
 
 
-def test_half_a_body_is_no_request(door: Door) -> None:
+def test_an_incomplete_body_is_no_request(door: Door) -> None:
     with door.connect() as talk:
         talk.ask(courier_protocol.DISCARD, {"path": "nothing"})
         request = talk.request(courier_protocol.DISCARD, courier_protocol.pack({"path": "x"}))
@@ -256,7 +256,7 @@ def test_half_a_body_is_no_request(door: Door) -> None:
     assert door.touched == 1
 
 
-def test_strangers_do_not_keep_friends_out(door: Door) -> None:
+def test_clients_without_the_key_do_not_block_those_with_it(door: Door) -> None:
     with door.connect() as friend:
         assert friend.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
         strangers = [door.plain() for _ in range(3 * MAX_UNTRUSTED)]
@@ -264,7 +264,7 @@ def test_strangers_do_not_keep_friends_out(door: Door) -> None:
             assert friend.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
             with door.connect() as another:
                 assert another.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
-            # The oldest strangers were sent away.
+            # The oldest connections without the key were closed.
             strangers[0].settimeout(20)
             assert strangers[0].recv(1) == b""
             assert len(door.server._connections) <= MAX_UNTRUSTED + 2
@@ -274,7 +274,7 @@ def test_strangers_do_not_keep_friends_out(door: Door) -> None:
 
 
 def test_one_that_knocks_without_end_is_in_its_own_way(door: Door) -> None:
-    """A friend needs a moment to introduce itself, in which others may come by the dozen."""
+    """A client with the key needs a moment to introduce itself, while dozens of others may connect."""
     raw = door.plain()
     strangers = [door.plain("127.0.0.2") for _ in range(5 * MAX_UNTRUSTED)]
     try:
@@ -289,7 +289,7 @@ def test_one_that_knocks_without_end_is_in_its_own_way(door: Door) -> None:
 
 
 def test_a_copied_head_is_no_way_to_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its signature is right, and a buffer is lent for the body: so the whole body has a time, not each byte."""
+    """Its signature is valid, so the timeout counts for the whole body and not for each byte."""
     monkeypatch.setattr(server_module, "IDLE", 0.3)
     door = Door(tmp_path)
     try:
@@ -305,7 +305,7 @@ def test_a_copied_head_is_no_way_to_stay(tmp_path: Path, monkeypatch: pytest.Mon
         door.close()
 
 
-def test_who_says_nothing_has_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "KEY_TIMEOUT", 0.2)
     door = Door(tmp_path)
     try:
@@ -313,7 +313,7 @@ def test_who_says_nothing_has_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert silent.recv(1) == b""
             slow.sock.settimeout(20)
             with pytest.raises(OSError):
-                while True:  # a byte now and then does not help
+                while True:  # sending a byte now and then does not help
                     slow.sock.sendall(b"G")
                     time.sleep(0.05)
     finally:
@@ -321,7 +321,7 @@ def test_who_says_nothing_has_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_pod_without_room_for_a_thread(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training that forks without end shares the pod's limit with its courier."""
+    """Training that forks without end uses up the pod's limit, which its courier shares."""
 
     def full(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -338,7 +338,7 @@ def test_a_pod_without_room_for_a_thread(door: Door, monkeypatch: pytest.MonkeyP
         assert friend.ask(courier_protocol.WALK, walk)[0] == 200
 
 
-def test_errors_are_told_and_signed(door: Door) -> None:
+def test_errors_are_reported_and_signed(door: Door) -> None:
     (door.root / "link").symlink_to("/etc/passwd")
     with door.connect() as talk:
         status, said, _ = talk.ask(courier_protocol.READ, {"path": "nothing", "offset": 0, "limit": 10})

@@ -1,4 +1,4 @@
-"""A volume that tasks share, as a courier sees it."""
+"""A volume that tasks share, seen by a courier."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def tree(root: Path) -> list[str]:
     return sorted(str(found.relative_to(root)) for found in root.rglob("*"))
 
 
-def test_parts_are_told_of_and_runs_that_have_none(root: Path) -> None:
+def test_parts_are_listed_and_runs_without_parts(root: Path) -> None:
     assert SharedVolume(str(root)).names() == [MINE, OTHER, "emptied-1a2b", "other-1a2b"]
     part = layout.part_of(OTHER)
     assert part == ("digits-7f3k", 12, "my_role-3", 2) and part.name == OTHER
     assert part.path == f"shared/{OTHER}"
 
 
-def test_a_part_goes_whole_and_nothing_else_does(root: Path) -> None:
+def test_a_part_is_removed_whole_and_nothing_else(root: Path) -> None:
     shared = SharedVolume(str(root))
     (root / MINE / "staged/000001/deep").mkdir(parents=True)
     os.chmod(root / MINE / "staged/000001", 0o500)
@@ -48,7 +48,7 @@ def test_a_part_goes_whole_and_nothing_else_does(root: Path) -> None:
     assert os.listdir(root / OTHER / "checkpoints") == []
 
 
-def test_the_last_part_takes_its_runs_directory_along(root: Path) -> None:
+def test_the_directory_of_a_run_is_removed_with_its_last_part(root: Path) -> None:
     shared = SharedVolume(str(root))
     (root / "single-1a2b/1.worker-0.1/staged").mkdir(parents=True)
     shared.discard("single-1a2b/1.worker-0.1")
@@ -63,7 +63,7 @@ def test_the_last_part_takes_its_runs_directory_along(root: Path) -> None:
     "path",
     ["", "..", f"../home/{MINE}", "digits-7f3k/notes", "digits-7f3k/../x", "other-1a2b/a.b.c/checkpoints"],
 )
-def test_what_is_no_part_is_neither_read_nor_removed(root: Path, path: str) -> None:
+def test_other_files_are_neither_read_nor_removed(root: Path, path: str) -> None:
     shared = SharedVolume(str(root))
     before = tree(root)
     for call in (shared.discard, shared.open, shared.path):
@@ -72,7 +72,7 @@ def test_what_is_no_part_is_neither_read_nor_removed(root: Path, path: str) -> N
     assert tree(root) == before
 
 
-def test_a_link_leads_nowhere(root: Path, tmp_path: Path) -> None:
+def test_links_are_not_followed(root: Path, tmp_path: Path) -> None:
     shared = SharedVolume(str(root))
     (tmp_path / "secret/1.worker-0.1").mkdir(parents=True)
     (tmp_path / "secret/1.worker-0.1/file").write_bytes(b"s")
@@ -86,6 +86,6 @@ def test_a_link_leads_nowhere(root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "secret/1.worker-0.1/file").read_bytes() == b"s"
 
 
-def test_a_part_that_is_not_there(root: Path) -> None:
+def test_a_missing_part(root: Path) -> None:
     with pytest.raises(FileNotFoundError):
         SharedVolume(str(root)).path("gone-1a2b/1.worker-0.1")

@@ -1,4 +1,4 @@
-"""Content that arrives in pieces, in any order, from couriers that are killed, and becomes a directory."""
+"""Content arrives in pieces and in any order, at couriers that are killed, and becomes a directory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Place:
         self.restart()
 
     def restart(self) -> None:
-        """A courier that knows nothing but the directory."""
+        """A courier that knows only the directory."""
         self.staging = Staging(str(self.root), lasting=True)
         self.staging.recover()
         self.placing = TreePlacement(str(self.root), self.staging)
@@ -111,14 +111,14 @@ def test_pieces_in_any_order(here: Place) -> None:
     assert here.staging.here("code", manifest, [sha(data)]) == ([sha(data)], {})
 
 
-def test_a_gap_is_not_filled_in(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_is_refused(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.courier.staging._PREDECESSOR", 0.01)
     manifest = here.tree({"a": b"0123456789"})
     piece = Piece(sha(b"0123456789"), 10, 5, 5)
     assert here.staging.receive("code", manifest, [piece], memoryview(b"56789")) == ([], {piece.digest: 0})
 
 
-def test_content_that_is_not_what_it_should_be_is_refused(here: Place) -> None:
+def test_wrong_content_is_refused(here: Place) -> None:
     manifest = here.tree({"a": b"0123456789"})
     piece = Piece(sha(b"0123456789"), 10, 0, 10)
     with pytest.raises(Damaged):
@@ -144,7 +144,7 @@ def test_what_a_killed_courier_received_is_verified(here: Place) -> None:
     assert contents(here.root / "code") == {"a": data}
 
 
-def test_what_was_spoiled_while_no_courier_was_there_is_found(here: Place) -> None:
+def test_content_damaged_between_two_couriers_is_found(here: Place) -> None:
     data = b"0123456789" * 1000
     manifest = here.tree({"a": data})
     here.staging.receive("code", manifest, [Piece(sha(data), len(data), 0, 4000)], memoryview(data[:4000]))
@@ -165,8 +165,7 @@ class _Killed(BaseException):
 
 @pytest.mark.parametrize("call", ["mkdir", "link", "symlink", "rename", "fchmod", "open"])
 def test_killed_at_any_call_of_a_placing(here: Place, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was done by then, the directory is the old one, none, or the new one, and a repetition succeeds
-    with the content that is still there."""
+    """The directory is then the old one, absent, or the new one, and a repetition succeeds."""
     old = here.tree({"old": b"old"})
     here.all("output", old)
     files = {"a": b"1", "b/c": b"22", "b/d": b"22", "e": b"333"}
@@ -204,8 +203,8 @@ def test_killed_at_any_call_of_a_placing(here: Place, call: str, monkeypatch: py
     assert contents(here.root / "output") == {**files, "b/l": "c"}
 
 
-def test_content_of_a_placed_tree_is_not_content_any_more(here: Place) -> None:
-    """Killed between the last rename and forgetting the slot: training may have changed the files since."""
+def test_files_of_a_placed_tree_are_not_used_as_content(here: Place) -> None:
+    """Killed between the last rename and the removal of the slot: training may have changed the files."""
     manifest = here.tree({"a": b"1"})
     here.send("code", manifest, list(here.files))
     slot = here.root / stage_of(HOME) / slot_name("code", manifest)
@@ -267,8 +266,8 @@ def test_a_place_behind_a_link_is_refused(here: Place, tmp_path: Path) -> None:
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def test_checkpoints_may_be_a_volume_of_their_own(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be renamed or linked from one volume to another: only what never tries has no trouble."""
+def test_checkpoints_may_be_on_a_separate_volume(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file can be renamed or linked between two volumes."""
 
     def volume(fd: int, name: str) -> str:
         where = Path(os.readlink(f"/proc/self/fd/{fd}")) / name
@@ -370,7 +369,7 @@ def test_a_manifest_of_any_size_is_read_in_pieces(here: Place) -> None:
     assert contents(here.root / "code") == files
 
 
-def test_without_links_it_is_copied(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hard_links_it_is_copied(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "_link", lambda *_: False)
     files = {"a": b"1", "b.sh": b"22"}
     here.all("code", here.tree(files))
@@ -378,6 +377,6 @@ def test_without_links_it_is_copied(here: Place, monkeypatch: pytest.MonkeyPatch
     assert stat.S_IMODE((here.root / "code" / "b.sh").stat().st_mode) == 0o755
 
 
-def test_what_is_ours_is_not_among_the_checkpoints_where_they_are_on_the_same_volume(tmp_path: Path) -> None:
+def test_the_staging_area_is_outside_the_checkpoints_on_the_same_volume(tmp_path: Path) -> None:
     assert Staging(str(tmp_path)).home("checkpoints/3") == HOME
     assert Staging(str(tmp_path), lasting=True).home("checkpoints/3") == f"checkpoints/{HOME}"

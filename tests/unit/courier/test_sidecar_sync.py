@@ -1,4 +1,4 @@
-"""What is new in a task directory, and in which order it is told."""
+"""What is new in a task directory, and in which order it is sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 
 class Asker:
-    """The other side: remembers what it was told."""
+    """The other side, which remembers what it has received."""
 
     def __init__(self, root: Path) -> None:
         self.sync = Sync(str(root))
@@ -62,7 +62,7 @@ class Asker:
         return self.take(self.sync.wait(self.request(**more)))
 
 
-def test_nothing_new_is_nothing(root: Path) -> None:
+def test_without_news_the_answer_is_empty(root: Path) -> None:
     asker = Asker(root)
     (root / layout.STATUS).write_bytes(b"{}")
     assert asker.ask()["records"]
@@ -90,9 +90,7 @@ def test_a_line_without_end_is_sent_when_it_is_long(root: Path, monkeypatch: pyt
     assert asker.files[layout.segment(0)] == b"x" * 100
 
 
-def test_the_journal_comes_with_the_last_of_what_was_before_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_journal_is_sent_after_the_lines_before_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "ANSWER", 100)
     asker = Asker(root)
     (root / layout.segment(0)).write_bytes(b"123456789\n" * 15)
@@ -102,7 +100,7 @@ def test_the_journal_comes_with_the_last_of_what_was_before_it(
     (root / layout.STATUS).write_bytes(b"{}")
     mark, answers = None, 0
     while True:
-        # The log grows faster than it is read, and the journal goes on.
+        # The log grows faster than it is read, and the journal grows too.
         with (root / layout.segment(1)).open("ab") as file:
             file.write(b"123456789\n" * 30)
         header = asker.ask(mark=mark)
@@ -128,7 +126,7 @@ def test_a_journal_longer_than_an_answer(root: Path, monkeypatch: pytest.MonkeyP
     assert asker.files[layout.JOURNAL] == b"123456789\n" * 55
 
 
-def test_a_file_that_shrinks_or_goes_under_a_mark_holds_nothing_up(
+def test_a_file_that_shrinks_or_is_removed_delays_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "ANSWER", 100)
@@ -153,7 +151,7 @@ def test_a_file_that_shrinks_or_goes_under_a_mark_holds_nothing_up(
     }
 
 
-def test_what_is_not_the_same_file_any_more_is_sent_anew(root: Path) -> None:
+def test_a_replaced_file_is_sent_again(root: Path) -> None:
     asker = Asker(root)
     path = root / layout.METRICS / "1-1-a.jsonl"
     for content in (b"one\n" * 100, b"two\n" * 100, b"three\n" * 200, b"x\n"):
@@ -162,7 +160,7 @@ def test_what_is_not_the_same_file_any_more_is_sent_anew(root: Path) -> None:
         assert asker.files == {f"{layout.METRICS}/1-1-a.jsonl": content}
 
 
-def test_what_is_gone_is_told(root: Path) -> None:
+def test_removed_files_are_reported(root: Path) -> None:
     asker = Asker(root)
     (root / layout.segment(0)).write_bytes(b"a\n")
     (root / layout.segment(1)).write_bytes(b"a\n")
@@ -177,14 +175,14 @@ def test_what_is_gone_is_told(root: Path) -> None:
     assert asker.files == {} and asker.records == {}
 
 
-def test_what_is_not_wanted_is_not_sent(root: Path) -> None:
+def test_unrequested_files_are_not_sent(root: Path) -> None:
     asker = Asker(root)
     (root / layout.segment(0)).write_bytes(b"a\n")
     news = asker.sync.wait(asker.request(have={layout.segment(0): [-1, ""]}))
     assert not news and news.mark is None
 
 
-def test_only_so_many_files_and_the_newest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_files_are_sent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "FILES", 3)
     asker = Asker(root)
     for generation in (1, 9, 10):
@@ -196,7 +194,7 @@ def test_only_so_many_files_and_the_newest(root: Path, monkeypatch: pytest.Monke
     assert asker.ask()["gone"] == [], "not looked at is not gone"
 
 
-def test_what_is_not_a_name_of_ours_is_not_sent(root: Path) -> None:
+def test_files_with_other_names_are_not_sent(root: Path) -> None:
     asker = Asker(root)
     for name in ("a b.jsonl", ".hidden.jsonl", "x.txt", "ä.jsonl"):
         (root / layout.METRICS / name).write_bytes(b"{}\n")
@@ -205,7 +203,7 @@ def test_what_is_not_a_name_of_ours_is_not_sent(root: Path) -> None:
 
 
 @pytest.mark.parametrize("watching", [True, False])
-def test_a_question_is_answered_when_something_comes(
+def test_a_request_is_answered_when_something_arrives(
     root: Path, watching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not watching:
@@ -236,7 +234,7 @@ def test_a_question_is_answered_when_something_comes(
         assert [header[0] for header in found[0].deltas] == [path]
 
 
-def test_who_does_not_wait_any_more_is_not_waited_for(root: Path) -> None:
+def test_a_request_whose_client_has_left_ends(root: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours:
         theirs.close()
@@ -258,6 +256,6 @@ def test_who_does_not_wait_any_more_is_not_waited_for(root: Path) -> None:
         {"have": {}, "records": {}, "wait": 0, "mark": {"journal": 1, "files": {"../x": 1}}},
     ],
 )
-def test_what_is_not_a_question(raw: dict[str, Any]) -> None:
+def test_invalid_requests(raw: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         SyncRequest.parse(raw)

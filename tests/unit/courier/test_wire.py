@@ -1,4 +1,4 @@
-"""Who may speak, and what a message is."""
+"""Signatures of requests and answers, and the framing of messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def signed(
     return courier_protocol.sign_request(key, "POST", path, nonce, BOOT, body)
 
 
-def test_a_request_says_what_it_is() -> None:
+def test_a_signed_request_is_accepted() -> None:
     claim = courier_protocol.check_request(KEY, "POST", courier_protocol.SYNC, signed())
     assert (claim.nonce, claim.boot) == ("a" * 32, BOOT)
     courier_protocol.check_body(claim, b"body")
@@ -101,7 +101,7 @@ def claim(nonce: str, boot: str) -> courier_protocol.Claim:
     return courier_protocol.Claim(nonce, boot, "0" * 64)
 
 
-def test_nothing_is_obeyed_twice() -> None:
+def test_a_repeated_request_is_refused() -> None:
     guard = courier_protocol.Guard()
     guard.admit(claim("a" * 32, guard.boot))
     with pytest.raises(courier_protocol.WrongBoot):
@@ -109,7 +109,7 @@ def test_nothing_is_obeyed_twice() -> None:
     guard.admit(claim("c" * 32, guard.boot))
 
 
-def test_nothing_of_another_boot_is_obeyed() -> None:
+def test_a_request_for_another_boot_is_refused() -> None:
     before, guard = courier_protocol.Guard(), courier_protocol.Guard()
     for boot in (before.boot, courier_protocol.UNKNOWN_BOOT):
         with pytest.raises(courier_protocol.WrongBoot):
@@ -151,12 +151,12 @@ def test_names_that_are_not_utf8_survive() -> None:
         b"\0\3\x0d\x40" + b"[" * 200_000,
     ],
 )
-def test_what_is_not_a_message(body: bytes) -> None:
+def test_invalid_messages(body: bytes) -> None:
     with pytest.raises(courier_protocol.Malformed):
         courier_protocol.unpack(body)
 
 
-def test_a_message_cut_short_is_not_one() -> None:
+def test_a_message_cut_short_is_refused() -> None:
     whole = courier_protocol.pack({"a": 1, "b": "two"}, b"data")
     for end in range(len(whole) - len(b"data")):
         with pytest.raises(courier_protocol.Malformed):
@@ -175,7 +175,7 @@ def test_too_much_json_is_neither_sent_nor_read() -> None:
     "path",
     [layout.JOURNAL, layout.SAMPLES, "log/000000.log", "log/1234567.log", "metrics/1-22-ab.jsonl"],
 )
-def test_what_is_mirrored(path: str) -> None:
+def test_mirrored_files(path: str) -> None:
     assert courier_protocol.grows(path)
 
 
@@ -198,7 +198,7 @@ def test_what_is_mirrored(path: str) -> None:
         "metrics/" + "a" * 300 + ".jsonl",
     ],
 )
-def test_what_is_not_mirrored(path: str) -> None:
+def test_files_that_are_not_mirrored(path: str) -> None:
     assert not courier_protocol.grows(path)
 
 

@@ -1,4 +1,4 @@
-"""The fake passes the same suite as real engines, so that what is tested against it means something."""
+"""The fake passes the same suite as the real engines, so that tests on it are meaningful."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def one(run: str = "digits-1", incarnation: int = 1) -> Attempt:
     return Attempt(run, 1, (TaskPlan("worker-0", incarnation=incarnation),))
 
 
-def test_an_engine_that_cannot_be_reached_never_answers_with_nothing(home: Home) -> None:
+def test_an_unreachable_engine_raises_and_never_answers_with_an_empty_list(home: Home) -> None:
     async def story() -> None:
         engine = FakeEngine(home)
         handle = await engine.submit(one())
@@ -107,7 +107,7 @@ def test_an_order_written_just_before_a_crash_is_acted_on_once(home: Home) -> No
     asyncio.run(story())
 
 
-def test_a_reboot_ends_everything_and_stays_known(home: Home) -> None:
+def test_after_a_reboot_all_tasks_are_known_as_ended(home: Home) -> None:
     async def story() -> None:
         engine = FakeEngine(home)
         await engine.submit(one())
@@ -145,7 +145,7 @@ def test_faults_can_be_put_before_and_after_a_call(home: Home) -> None:
     asyncio.run(story())
 
 
-def test_gpus_can_fall_ill(home: Home) -> None:
+def test_gpus_can_become_unhealthy(home: Home) -> None:
     async def story() -> None:
         node = Node(
             "local", 8, 1 << 35, gpus=(Gpu("GPU-a", 0, "H200", 1 << 37), Gpu("GPU-b", 1, "H200", 1 << 37))

@@ -1,4 +1,4 @@
-"""The pure parts of control groups: where they are, what is written into them, which records are believed."""
+"""The pure parts of control groups: where they are, what is written into them, which records are accepted."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ GOOD = {"version": 1, "procs": ["/sys/fs/cgroup/memory/u/stoker-1/r.1.w/cgroup.p
         {**GOOD, "freezer": "/sys/fs/cgroup/freezer/u/stoker-1/neighbour.1.w"},
     ],
 )
-def test_a_record_that_user_code_changed_is_not_believed(record: object) -> None:
+def test_a_record_changed_by_user_code_is_refused(record: object) -> None:
     assert (
         cgroups.trusted(record, "stoker-1/r.1.w", ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/freezer"]) is None
     )
@@ -173,7 +173,7 @@ def test_a_delegated_group_is_divided(unified: Path) -> None:
     assert (unified / "stoker-1" / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
 
 
-def test_a_group_with_strangers_in_it_is_left_alone(unified: Path) -> None:
+def test_a_group_with_other_processes_is_left_alone(unified: Path) -> None:
     (unified / "cgroup.procs").write_text(f"{os.getpid()}\n1\n")
     problem = isolation.delegate(str(unified), "stoker-1", {os.getpid()})
     assert problem is not None and "other processes (1" in problem
@@ -196,7 +196,7 @@ def test_groups_are_made_and_removed_with_their_children(tmp_path: Path) -> None
     assert ((made / "memory.max").read_text(), (made / "pids.max").read_text()) == ("1048576", "7")
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +pids"
     for name in ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max"):
-        (made / name).unlink(missing_ok=True)  # a real group's files go with it
+        (made / name).unlink(missing_ok=True)  # the kernel removes the files of a real group
     (made / "made" / "by" / "the-task").mkdir(parents=True)
     cgroups.remove(tree.record("r.1.w"))
     assert not made.exists()

@@ -1,4 +1,4 @@
-"""The command lines for podman and docker, whole; what is read from them; what is refused."""
+"""Exact command lines for podman and docker, how their output is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ REST = [
 ]
 
 
-def test_what_the_job_mounts() -> None:
+def test_mounts_of_a_job() -> None:
     box = replace(BOX, binds=[("/home/ada/data", "/data", "ro"), ("/t/scratch-1", "/scratch", "rw")])
     words = commands.create(PODMAN, box)
     assert [words[n + 1] for n, word in enumerate(words) if word == "--volume"][2:] == [
@@ -125,10 +125,10 @@ def test_the_other_commands() -> None:
     assert commands.create(DOCKER, Container("n", "image"))[-1] == "image"
 
 
-# -- what runtimes say -------------------------------------------------------------------------------------------
+# -- output of runtimes ------------------------------------------------------------------------------------------
 
 
-def test_podman_and_docker_introduce_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_podman_and_docker_are_identified(monkeypatch: pytest.MonkeyPatch) -> None:
     podman = {
         "host": {"cgroupControllers": ["memory", "pids"], "security": {"rootless": True}},
         "version": {"Version": "5.1"},
@@ -145,7 +145,7 @@ def test_podman_and_docker_introduce_themselves(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         runtimes,
         "_run",
-        lambda argv, **_: json.dumps(there[Path(argv[0]).name]),  # what `info` printed
+        lambda argv, **_: json.dumps(there[Path(argv[0]).name]),  # the output of `info`
     )
     monkeypatch.setattr(runtimes, "cdi_names", lambda: frozenset({"0"}))
     assert runtimes.find() == Runtime(
@@ -153,13 +153,11 @@ def test_podman_and_docker_introduce_themselves(monkeypatch: pytest.MonkeyPatch)
     )
     del there["podman"]
     assert runtimes.find() == Runtime("docker", "/bin/docker", "27.1", True, frozenset({"cpu", "memory"}))
-    docker["ServerVersion"] = ""  # the client is there, and no daemon
+    docker["ServerVersion"] = ""  # the client is installed, and no daemon runs
     assert runtimes.find() is None
 
 
-def test_a_glance_at_podman_sees_what_the_machine_lets_it_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limits_that_podman_can_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version_1, version_2 = tmp_path / "1", tmp_path / "2"
     for name in ("cpu", "memory", "systemd"):
         (version_1 / name).mkdir(parents=True)
@@ -281,7 +279,7 @@ def test_a_machine_without_a_runtime(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Refused, match="image: needs podman or docker on this machine"):
         made.refuse(job)
-    # A client of docker whose daemon does not listen is no runtime.
+    # A docker client without a running daemon is no runtime.
     (tmp_path / "docker").write_text("#!/bin/sh\n")
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
@@ -332,7 +330,7 @@ def test_swap_goes_first_when_there_is_to_be_more(tmp_path: Path) -> None:
         assert Path(path).name == first
 
 
-def test_what_cannot_be_resized_says_why(tmp_path: Path) -> None:
+def test_a_refused_resize_has_a_reason(tmp_path: Path) -> None:
     isolation = Isolation(missing={"cpu": Missing("no cpu cgroup: not root; tasks are bound to whole cores")})
     reason = resize.resize(None, isolation, cpu=2.0, memory=None)
     assert (
@@ -347,7 +345,7 @@ def test_what_cannot_be_resized_says_why(tmp_path: Path) -> None:
     assert (tmp_path / "g" / "memory.limit_in_bytes").read_text() == str(100 << 20)
 
 
-def test_ways_in() -> None:
+def test_shell_commands() -> None:
     known = LocalTask(PLACE, "/home/ada/tasks/t", TaskInfo("digits-7f3k", 2, "worker-0"), container="n")
     argv = shell.container_argv(DOCKER, known, "/bundle")
     assert argv[:5] == ["/usr/bin/docker", "exec", "--interactive", "--tty", "n"]
@@ -364,7 +362,7 @@ def test_ways_in() -> None:
         ("failed to connect to the docker API at unix:///x: connect: no such file or directory", False, True),
     ],
 )
-def test_what_is_not_there_and_who_does_not_answer(
+def test_a_missing_container_and_a_runtime_that_does_not_answer(
     tmp_path: Path, said: str, absent: bool, away: bool
 ) -> None:
     program = tmp_path / "docker"
@@ -384,7 +382,7 @@ def test_what_is_not_there_and_who_does_not_answer(
 
 
 @pytest.mark.parametrize("final", [False, True])
-def test_work_in_a_thread_is_waited_for_however_often_it_is_given_up(final: bool) -> None:
+def test_work_in_a_thread_is_awaited_after_any_number_of_cancellations(final: bool) -> None:
     may_end, ended = threading.Event(), threading.Event()
 
     def work() -> int:

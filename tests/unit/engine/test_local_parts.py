@@ -1,4 +1,4 @@
-"""Parts of the local engine that need no launcher: what is rendered, GPUs, capacity, directories, hints, doctor."""
+"""Parts of the local engine that need no launcher: rendering, GPUs, capacity, directories, hints, doctor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GIB = 1 << 30
 # -- render ------------------------------------------------------------------------------------------------------
 
 
-def test_render_says_everything_that_will_be_written() -> None:
+def test_render_lists_every_file_that_will_be_written() -> None:
     attempt = Attempt(
         "digits-7f3k",
         3,
@@ -110,7 +110,7 @@ def test_which_gpus_are_handed_out(fact: Seen, reason: str) -> None:
     assert gpus.judge(fact, set()) == Gpu("GPU-a", 0, "H200", 140 * GIB, healthy=not reason, reason=reason)
 
 
-def test_memory_in_use_by_its_own_task_is_no_fault_but_a_fault_is() -> None:
+def test_memory_of_its_own_task_is_no_fault_of_a_gpu() -> None:
     busy = seen(used=100 * GIB, holders=((1234, 100 * GIB),))
     assert gpus.judge(busy, {"GPU-a"}).healthy
     assert not gpus.judge(seen(xid=79), {"GPU-a"}).healthy
@@ -129,7 +129,7 @@ def test_memory_in_use_by_its_own_task_is_no_fault_but_a_fault_is() -> None:
         ("0, 0", ["GPU-a1"]),
     ],
 )
-def test_the_servers_own_view_is_respected(setting: str | None, expected: list[str]) -> None:
+def test_visible_devices_of_the_server_are_respected(setting: str | None, expected: list[str]) -> None:
     all_of_them = [seen(id=name, index=index) for index, name in enumerate(("GPU-a1", "GPU-b2", "GPU-c3"))]
     assert [one.id for one in gpus.visible(all_of_them, setting)] == expected
 
@@ -139,7 +139,7 @@ class NVMLError(Exception):
 
 
 def driver(**changed: Any) -> SimpleNamespace:
-    """As much of NVML as is asked, for two GPUs."""
+    """The part of NVML that is used, for two GPUs."""
     memory = SimpleNamespace(total=80 * GIB, used=0)
     calls: dict[str, Any] = {
         "NVMLError": NVMLError,
@@ -202,7 +202,7 @@ def test_mig_slices_are_gpus_of_their_own() -> None:
 # -- capacity ----------------------------------------------------------------------------------------------------
 
 
-def test_an_operator_says_what_runs_may_use() -> None:
+def test_an_operator_sets_what_runs_may_use() -> None:
     assert capacity.cpus(LocalSettings(cpu=1.5)) == 1.5
     assert capacity.memory(LocalSettings(memory=GIB)) == GIB
 
@@ -219,7 +219,7 @@ def test_a_share_of_the_memory_is_kept_back() -> None:
 # -- processes ---------------------------------------------------------------------------------------------------
 
 
-def test_a_process_is_itself_only_with_its_boot_and_start_time() -> None:
+def test_a_process_is_identified_by_boot_id_and_start_time() -> None:
     start = int(processes.stat_fields(os.getpid())[19])
     me = Identity(process.boot_id(), os.getpid(), start)
     assert processes.is_alive(me, "")
@@ -230,14 +230,14 @@ def test_a_process_is_itself_only_with_its_boot_and_start_time() -> None:
 
 
 @pytest.mark.parametrize("raw", [{}, {"pid": "x"}, {"pid": None}, {"pid": 1}, {"pid": 0}, {"pid": -1}])
-def test_a_record_that_is_none_names_no_process(raw: dict[str, Any]) -> None:
+def test_an_invalid_record_names_no_process(raw: dict[str, Any]) -> None:
     assert Identity.from_json(raw) is None
 
 
 # -- directories -------------------------------------------------------------------------------------------------
 
 
-def test_scan_passes_over_what_is_not_ours(tmp_path: Path) -> None:
+def test_scan_skips_other_directories(tmp_path: Path) -> None:
     for name in (
         "run-1/1/worker-0",
         "run-1/1/worker-0.1",
@@ -267,7 +267,7 @@ def test_archives_never_overwrite_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"nonsense", b'{"run": 1}', b"\xff\xfe"])
-def test_a_task_json_that_is_nonsense_reads_as_absent(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_task_json_reads_as_absent(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "task.json").write_bytes(content)
     assert directories.read_info(tmp_path) is None
 
@@ -322,7 +322,7 @@ def test_a_changed_status_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # -- isolation and doctor ----------------------------------------------------------------------------------------
 
 
-def test_isolation_switched_off_says_so(tmp_path: Path) -> None:
+def test_isolation_that_is_switched_off_is_reported(tmp_path: Path) -> None:
     found = isolation.probe(tmp_path, "none")
     assert found.summary() == {
         "processes": "guardian",
@@ -355,7 +355,7 @@ def test_doctor_names_each_kind_of_isolation_with_reason_and_fix(tmp_path: Path)
 
 
 def test_doctor_starts_no_podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ordinary user's first `podman info` leaves a process and directories in /tmp."""
+    """The first `podman info` of an ordinary user leaves a process and directories in /tmp."""
     podman = tmp_path / "bin" / "podman"
     podman.parent.mkdir()
     podman.write_text(f"#!/bin/sh\n: > {tmp_path}/started\n")
@@ -372,11 +372,11 @@ def test_doctor_finds_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert facts["disk"].status == "warn" and "Make room" in facts["disk"].fix
 
 
-# -- what is not known ---------------------------------------------------------------------------------------------
+# -- unknown facts ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="needs /proc")
-def test_a_process_is_not_called_dead_for_want_of_descriptors() -> None:
+def test_a_process_is_not_called_dead_without_free_descriptors() -> None:
     code = """
         import os, resource
         from stoker.engine.local.host import cgroups, processes
@@ -396,10 +396,11 @@ def test_a_process_is_not_called_dead_for_want_of_descriptors() -> None:
     assert done.stdout.split() == [str(errno.EMFILE)] * 2, done.stderr
 
 
-def test_a_directory_is_made_although_its_parent_goes(
+def test_a_directory_is_created_although_its_parent_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last attempt of a run takes the run's directory with it just before the next one is made in it."""
+    """The last attempt of a run removes the directory of the run just before the next one is created in
+    it."""
     path = tmp_path / "run" / "2" / "worker-0"
     make, left = os.mkdir, []
 
@@ -414,7 +415,7 @@ def test_a_directory_is_made_although_its_parent_goes(
     assert left and path.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_set_aside_stays_for_a_while_and_is_no_task_any_more(tmp_path: Path) -> None:
+def test_an_archived_directory_stays_for_a_while_and_is_no_task(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     for number in (1, 2):
         task = directories.path_of(tasks, TaskPlace("r", number, "worker-0"))
@@ -423,7 +424,7 @@ def test_what_is_set_aside_stays_for_a_while_and_is_no_task_any_more(tmp_path: P
         (task / "secrets.json").write_text("{}")
         earlier = task.with_name("worker-0.1")
         (earlier / "secrets.json").mkdir(parents=True)
-        # Half done by a server that was killed, it is done again.
+        # A server was killed halfway; the next one repeats it.
         directories.set_aside(task.parent)
         directories.set_aside(task.parent)
     assert list(directories.scan(tasks)) == []

@@ -1,4 +1,4 @@
-"""The local engine's ports: never one twice, neither from one server nor from two."""
+"""Ports of the local engine: no port is given twice, by one server or by two."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 class Other:
-    """A second server, in a process of its own."""
+    """A second server, in another process."""
 
     def __init__(self, choice: range) -> None:
         self.process = subprocess.Popen(
@@ -60,7 +60,7 @@ class Other:
 
 @pytest.fixture
 def choice():
-    """A short range that nobody uses now."""
+    """A short range of free ports."""
     scout = PortAllocator()
     (first,) = scout.take(1)
     found = range(first, min(first + 60, 65_535))
@@ -78,7 +78,7 @@ def test_no_port_is_taken_twice(choice):
     ports.close()
 
 
-def test_a_port_somebody_listens_on_is_left_alone(choice):
+def test_a_port_in_use_is_left_alone(choice):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", choice[10]))
         listener.listen()
@@ -87,7 +87,7 @@ def test_a_port_somebody_listens_on_is_left_alone(choice):
         ports.close()
 
 
-def test_a_port_given_back_is_the_last_to_be_taken_again(choice):
+def test_a_released_port_is_the_last_to_be_taken_again(choice):
     ports = PortAllocator(choice[:20])
     (first,) = ports.take(1)
     ports.give([first])
@@ -127,7 +127,7 @@ def test_two_servers_never_have_the_same_port(choice):
 
 
 @LINUX
-def test_after_a_restart_the_ports_are_ours_again(choice):
+def test_after_a_restart_a_server_has_its_ports_again(choice):
     with Other(choice) as first:
         taken = first.say("take", 4)
     with Other(choice) as second:
@@ -140,7 +140,7 @@ def test_after_a_restart_the_ports_are_ours_again(choice):
         ours.close()
 
 
-def test_without_abstract_sockets_what_is_bound_is_still_seen(choice, monkeypatch):
+def test_without_abstract_sockets_bound_ports_are_still_found(choice, monkeypatch):
     monkeypatch.setattr(module.sys, "platform", "darwin")
     ports = PortAllocator(choice)
     assert len(set(ports.take(3) + ports.take(3))) == 6
@@ -157,12 +157,12 @@ def test_without_abstract_sockets_what_is_bound_is_still_seen(choice, monkeypatc
         ("1024 65535", range(20_000, 30_000)),
     ],
 )
-def test_the_kernels_own_range_is_left_to_it(kernel, expected):
+def test_the_ephemeral_range_of_the_kernel(kernel, expected):
     assert usable(kernel) == expected
 
 
 @pytest.mark.skipif(not Path(module.EPHEMERAL).exists(), reason="says nothing about its range")
-def test_what_is_taken_here_is_outside_it():
+def test_ports_are_taken_outside_the_ephemeral_range():
     low, high = map(int, Path(module.EPHEMERAL).read_text().split())
     ports = PortAllocator()
     assert all(not low <= port <= high for port in ports.take(8)) or high - low > 60_000

@@ -1,7 +1,7 @@
-"""The parameter server of the examples: what each staleness promises, and what a loss costs.
+"""The parameter server of the examples: what each staleness guarantees, and what a loss costs.
 
-A step takes a while (`STEP`, slept, as if a GPU worked), so that the throughput is that of the protocol, and not of
-the cores of the machine that tests.
+A step sleeps for `STEP`, like a step on a GPU. So the throughput depends on the protocol, and not on the cores
+of the test machine.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Pause = Callable[[int, int], float]
 
 
 class Course:
-    """Some workers, each in a thread, over real sockets; what they did and how long it took."""
+    """Workers in threads, over real sockets; their steps and how long they took."""
 
     def __init__(self, workers: int, staleness: float, steps: int, *, pause: Pause = lambda *_: 0.0) -> None:
         self.staleness, self.steps, self.workers, self.pause = staleness, steps, workers, pause
         self.server = ps.Server(network.fresh(HIDDEN), [0] * workers, staleness)
         self.address = f"127.0.0.1:{self.server.begin('127.0.0.1:0')}"
         self.begun: list[tuple[int, int, int]] = []
-        """Worker, its clock, and how far it was ahead of the slowest: at the beginning of every step."""
+        """Worker, its clock, and how far it was ahead of the slowest, at the beginning of every step."""
         self.seconds = [0.0] * workers
         self.failed: list[BaseException] = []
 
@@ -53,7 +53,7 @@ class Course:
 
     @property
     def throughput(self) -> float:
-        """Steps a second, of all workers together."""
+        """Steps per second of all workers together."""
         return self.workers * self.steps / max(self.seconds)
 
     def weights(self) -> np.ndarray:
@@ -104,18 +104,17 @@ def test_synchronous_is_what_one_worker_alone_computes(workers: int) -> None:
     assert {gap for _, _, gap in course.begun} == {0}
 
 
-def test_asynchronous_waits_for_nobody() -> None:
+def test_asynchronous_workers_do_not_wait() -> None:
     slow = Course(2, math.inf, 20, pause=lambda worker, _: 4 * STEP * worker).run()
-    # `finish` waits for the slow one; until then the fast one goes its own way.
+    # `finish` waits for the slow worker; until then the fast one does not.
     fast = [clock for worker, clock, _ in slow.begun if worker == 0]
     assert fast == list(range(20))
     assert slow.server.widest > 10
 
 
 @pytest.mark.alone
-def test_stalls_shorter_than_the_bound_cost_nobody_else_anything() -> None:
-    """Each of four workers stalls once in 100 steps, in turn, for 4 of the 6 steps that the bound allows. With
-    everybody in step each stall would be everybody's: 16 steps in 100 are lost. So it is one's own: 4 in 100."""
+def test_stalls_shorter_than_the_bound_delay_only_their_worker() -> None:
+    """Each worker loses its own 4 steps in 100; in lockstep all would lose 16."""
 
     def stall(worker: int, clock: int) -> float:
         return 4 * STEP if clock == 20 * (worker + 1) else 0.0
@@ -125,8 +124,7 @@ def test_stalls_shorter_than_the_bound_cost_nobody_else_anything() -> None:
 
 @pytest.mark.alone
 def test_a_network_that_stalls_for_less_than_the_bound_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tenth reply takes as long as 3 of the 5 steps that the bound allows: the workers go on with what they
-    have, and what they did meanwhile goes out in one piece."""
+    """While replies are late, workers continue with their weights and send the updates in one piece."""
     answered: dict[int, int] = {}
     reply = ps.Server._answer
 
@@ -145,7 +143,7 @@ def test_a_network_that_stalls_for_less_than_the_bound_costs_nothing(monkeypatch
 
 
 def compare(even: Callable[[], Course], stalled: Callable[[], Course]) -> None:
-    """In turns, three times. The best of each counts: whatever else the machine does only ever takes time away."""
+    """Three interleaved rounds, of which the best counts: other load only reduces the throughput."""
     pairs = [(even(), stalled()) for _ in range(3)]
     best = [max(each.throughput for each in side) for side in zip(*pairs, strict=True)]
     losses = [statistics.median(each.loss() for each in side) for side in zip(*pairs, strict=True)]
@@ -155,15 +153,15 @@ def compare(even: Callable[[], Course], stalled: Callable[[], Course]) -> None:
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_with_a_persistent_straggler_nobody_is_further_ahead_than_the_bound(bound: int) -> None:
+def test_with_a_persistent_straggler_no_worker_is_further_ahead_than_the_bound(bound: int) -> None:
     course = Course(3, bound, 25, pause=lambda worker, _: 3 * STEP if worker == 2 else 0.0).run()
     assert max(gap for _, _, gap in course.begun) == bound
-    # Between finishing a step and beginning the next, clocks may differ by one more.
+    # Between the end of a step and the start of the next, clocks may differ by one more.
     assert course.server.widest <= bound + 1
     assert sorted(clock for worker, clock, _ in course.begun if worker == 2) == list(range(25))
 
 
-def test_a_worker_that_comes_back_goes_on_at_its_clock_and_its_ghost_is_sent_away() -> None:
+def test_a_restarted_worker_continues_at_its_clock_and_its_predecessor_is_refused() -> None:
     server = ps.Server(np.zeros(3), [0], 2)
     address = f"127.0.0.1:{server.begin('127.0.0.1:0')}"
     first = ps.Client(address, 0, 3, 2, generation=1)
@@ -184,7 +182,7 @@ def test_a_worker_that_comes_back_goes_on_at_its_clock_and_its_ghost_is_sent_awa
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_a_server_that_comes_back_from_its_checkpoint_has_the_lost_steps_done_again(staleness: int) -> None:
+def test_a_server_restored_from_its_checkpoint_repeats_the_lost_steps(staleness: int) -> None:
     server = ps.Server(np.zeros(1), [0, 0], staleness)
     port = server.begin("127.0.0.1:0")
     clients = [ps.Client(f"127.0.0.1:{port}", worker, 1, staleness) for worker in range(2)]
@@ -228,7 +226,7 @@ def test_the_state_of_a_synchronous_server_has_whole_steps_only() -> None:
 
 
 @pytest.mark.parametrize("name", ["network.py", "ring.py"])
-def test_what_several_examples_have_is_the_same_in_all(name: str) -> None:
-    """An example is a folder that is shipped as it is: it brings all it needs, and no copy drifts from the others."""
+def test_files_of_several_examples_are_equal(name: str) -> None:
+    """An example is a folder with all that it needs; the copies of a file must stay equal."""
     copies = [path.read_text() for path in Path(EXAMPLES).rglob(name)]
     assert len(copies) > 1 and len(set(copies)) == 1

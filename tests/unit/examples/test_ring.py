@@ -1,4 +1,5 @@
-"""The ring of the digits example: right sums, the same bytes for all, and the result of one worker alone."""
+"""The ring of the digits example: right sums, equal bytes on all workers, and the result of one worker
+alone."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ train = load("digits/train.py")
 
 
 def around(size: int, work: Callable[[Any], Any]) -> list[Any]:
-    """What each worker of a ring returns."""
+    """The results of all workers of a ring."""
     peers = free(size)
 
     def one(rank: int) -> Any:
@@ -42,8 +43,8 @@ def free(count: int) -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("length", [1, 7, 300_001])
-def test_everybody_has_the_sum_and_the_same_bytes(size: int, length: int) -> None:
-    """Also of vectors that are shorter than the ring, and longer than any buffer of a socket."""
+def test_all_workers_have_the_sum_in_equal_bytes(size: int, length: int) -> None:
+    """Also for vectors shorter than the ring, and longer than any socket buffer."""
     vectors = [np.random.default_rng(rank).normal(size=length) for rank in range(size)]
     sums = around(size, lambda here: here.all_reduce(vectors[here.rank]))
     np.testing.assert_allclose(sums[0], np.sum(vectors, axis=0), rtol=1e-9, atol=1e-12)
@@ -51,7 +52,7 @@ def test_everybody_has_the_sum_and_the_same_bytes(size: int, length: int) -> Non
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_training_on_several_workers_is_training_on_one(size: int) -> None:
+def test_several_workers_train_like_one(size: int) -> None:
     data, _ = network.digits()
 
     def epoch(here: Any) -> tuple[np.ndarray, float]:
@@ -65,7 +66,7 @@ def test_training_on_several_workers_is_training_on_one(size: int) -> None:
         assert mean == pytest.approx(loss)
 
 
-def test_somebody_of_an_earlier_world_is_sent_away() -> None:
+def test_a_worker_of_an_earlier_world_is_refused() -> None:
     peers = free(2)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(ring.Ring, 0, peers, 2)

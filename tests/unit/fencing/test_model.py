@@ -1,9 +1,8 @@
-"""Never two at once, whatever happens: server, engine, launchers and the network between them as one state
-machine, with everything that can go wrong as a rule.
+"""No two bodies of a slot act at once: a state machine of server, engine, launchers, network and faults.
 
-The model holds the real orders and journal entries and asks the real rules; what it replaces is processes,
-disks and time. What it checks, it checks against its own knowledge of what really happened (`Body`, `true_time`),
-never against what the rules said. Broken rules are put in on purpose at the end: the model must notice.
+The model has the real orders and journal entries and calls the real rules; it replaces processes, disks and
+time. Its checks use its own record of what really happened (`Body`, `true_time`), never the answers of the rules.
+At the end, broken rules are put in on purpose, and the model must notice.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LOST_AFTER, LEASE = 8.0, 40.0
 
 @dataclass(frozen=True)
 class Rules:
-    """What the parties go by. The mutants change one each."""
+    """The rules of server and launcher. Each mutant changes one."""
 
     may_start: Callable[..., bool] = fencing.may_start
     accept: Callable[..., bool] = fencing.accept
@@ -44,7 +43,7 @@ class Rules:
 
 @dataclass
 class Body:
-    """A training process that really runs. Nothing but the machine's end or its own stops it."""
+    """A training process that really runs. Only its own end or the end of its machine stops it."""
 
     slot: str
     generation: int
@@ -80,7 +79,7 @@ class Task:
 
 @dataclass
 class Row:
-    """The attempt in the database: it survives the server."""
+    """The attempt in the database, which survives the server."""
 
     generation: int = 1
     order_seq: int = 1
@@ -109,7 +108,7 @@ class Fencing(RuleBasedStateMachine):
         self.own_time = 0.0  # what the server process reads; another origin in each process
         self.wall_time = 1e9
         self.vigil = self.rules.vigil()
-        self.orders: list[tuple[str, str]] = []  # to a task; may be delivered late, again, out of order
+        self.orders: list[tuple[str, str]] = []  # to a task; may arrive late, twice or out of order
         self.records: list[dict[str, Any]] = []  # to the server; likewise
         self.starts: dict[tuple[int, str], int] = {}
         self.acknowledged: set[tuple[int, str]] = set()
@@ -128,13 +127,13 @@ class Fencing(RuleBasedStateMachine):
     @precondition(lambda self: self.server_up)
     @rule(looks=st.sampled_from([1, 1, 6]), crash=st.sampled_from(["", "", "", "", "before", "after"]))
     def server_works(self, looks: int, crash: str) -> None:
-        """The server may die around the commit of its last pass."""
+        """The server may be killed just before or after the commit of its last pass."""
         for _ in range(looks - 1):
             self.control_pass(2.0, "")
         self.control_pass(2.0, crash)
 
     def control_pass(self, passed: float, crash: str) -> None:
-        """Look, decide, record, act."""
+        """Observe, decide, record, act."""
         self._time_passes(passed)
         decisions = self.vigil.look(self.own_time, self._sights() if self.engine_answers else None)
         if self.row.ended:
@@ -167,7 +166,8 @@ class Fencing(RuleBasedStateMachine):
     @precondition(lambda self: not self.server_up)
     @rule(own_time=st.sampled_from([0.0, 7.0, 1e6]))
     def server_starts(self, own_time: float) -> None:
-        """Only the row is left. It numbers its orders anew: it cannot know whether the last ones were sent."""
+        """Only the row is left. The server gives its orders new numbers: it cannot know whether the last ones
+        were sent."""
         self.server_up, self.own_time, self.vigil = True, own_time, self.rules.vigil()
         lost = self.acknowledged - {
             *self.row.checkpoints,
@@ -260,7 +260,7 @@ class Fencing(RuleBasedStateMachine):
         ]
 
     def _engine_ends(self, task: Task) -> None:
-        """Deleting a pod on a node that answers ends it, frozen or not."""
+        """Deleting a pod on a reachable node ends it, also when it is frozen."""
         if task.node not in self.unready:
             task.alive = task.frozen = task.cut_off = False
             task.body = None
@@ -289,7 +289,7 @@ class Fencing(RuleBasedStateMachine):
         self._launcher_step(data.draw(st.sampled_from(self._workable(lambda task: task.order))), dies)
 
     def _launcher_step(self, task: Task, dies: bool = False) -> None:
-        """`dies` at the worst moment: between the journal and the fork, or right after the fork."""
+        """`dies`: the launcher is killed between the journal and the fork, or right after the fork."""
         order = task.order
         assert order is not None
         if not self.rules.may_start(task.entries(), order):
@@ -312,7 +312,7 @@ class Fencing(RuleBasedStateMachine):
     @precondition(lambda self: self._workable(lambda task: task.body))
     @rule(data=st.data(), ends=st.booleans())
     def body_works(self, data: st.DataObject, ends: bool) -> None:
-        """It reaches its next step and checkpoints, or its end."""
+        """The body reaches its next step and checkpoint, or its end."""
         task = data.draw(st.sampled_from(self._workable(lambda task: task.body)))
         assert task.body is not None
         if ends:
@@ -331,7 +331,7 @@ class Fencing(RuleBasedStateMachine):
     @precondition(lambda self: self._workable(lambda task: True))
     @rule(data=st.data(), restarted=st.booleans())
     def launcher_dies(self, data: st.DataObject, restarted: bool) -> None:
-        """With all beneath it. Restarted, it finds its journal; else the engine has the proof."""
+        """Its body dies too. A restarted launcher reads its journal; otherwise the engine has the proof."""
         self._launcher_dies(data.draw(st.sampled_from(self._workable(lambda task: True))), restarted)
 
     def _launcher_dies(self, task: Task, restarted: bool) -> None:
@@ -382,8 +382,8 @@ class Fencing(RuleBasedStateMachine):
         self._note_silence()
 
     @rule(seconds=st.sampled_from([1.0, 5.0, 500.0]), node=st.sampled_from(["", "a", "b"]))
-    def nobody_looks_for_a_while(self, seconds: float, node: str) -> None:
-        """The server itself was frozen; at the end of it a node may be lost or return."""
+    def server_is_frozen_for_a_while(self, seconds: float, node: str) -> None:
+        """After it, a node may be lost or come back."""
         self._time_passes(seconds)
         if node:
             self.node_is_lost_or_returns(node)
@@ -393,7 +393,8 @@ class Fencing(RuleBasedStateMachine):
     @precondition(lambda self: self.tasks)
     @rule(finish=st.booleans())
     def all_is_well_for_a_moment(self, finish: bool) -> None:
-        """Orders and records flow where nothing is broken, so that runs get far enough for faults to matter."""
+        """Orders and records arrive where nothing is broken, so that runs get far enough for faults to
+        matter."""
         for name, text in self.orders[-len(SLOTS) :]:
             self._order_reaches(name, text)
         for task in self._workable(lambda task: task.order):
@@ -420,14 +421,14 @@ class Fencing(RuleBasedStateMachine):
         for task in self.tasks.values():
             since = task.silent_since
             if since is not None and self.true_time - since >= LEASE and not task.frozen:
-                # Nobody asked for so long, so it gives up; a frozen one when it wakes.
+                # Its lease has expired, so it ends; a frozen one ends when it resumes.
                 self._launcher_dies(task, restarted=False)
             if self._presence(task) != "silent":
                 task.silent_since = None
             elif task.silent_since is None:
                 task.silent_since = self.true_time
 
-    # -- what must hold --------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     def _check_really_lost(self, task: Task) -> None:
         if not task.alive and self._presence(task) == "gone":
@@ -443,7 +444,7 @@ class Fencing(RuleBasedStateMachine):
         assert len(quiet) * 2 <= len(SLOTS) or len({t.node for t in quiet}) == 1, "most were silent together"
 
     def _check_alone(self, task: Task) -> None:
-        """With `exclusive`, no second body of the same slot that could still act."""
+        """With `exclusive`, no second body of the same slot can still act."""
         others = [
             other
             for other in self.tasks.values()
@@ -495,26 +496,26 @@ TestFencing.settings = QUICK
 
 
 class Hasty(fencing.Vigil):
-    """Replaces on the first silent look."""
+    """Replaces a task at the first silent look."""
 
     def look(self, now: float, sights: Any) -> dict[str, str]:
         return {s.task: fencing.REPLACE for s in sights or () if s.presence in ("silent", "gone")}
 
 
 class Unbounded(fencing.Vigil):
-    """Believes that one long pause of its own was silence watched all along."""
+    """Counts a long pause of the server itself as observed silence."""
 
     def _longer(self, before: dict[str, float], sights: Any, passed: float) -> dict[str, float]:
         return {s.task: before.get(s.task, 0.0) + passed for s in sights}
 
 
 def only_by_number(journal: Any, order: formats.Order) -> bool:
-    """Forgets that a generation starts once, whatever the number of the order."""
+    """Ignores that a generation starts only once, under any order number."""
     return order.verb == "run" and all(order.seq > entry["seq"] for entry in journal if "seq" in entry)
 
 
 def any_not_seen(journal: Any, order: formats.Order) -> bool:
-    """Starts what it has not seen, also when it is older than what it has."""
+    """Starts any order that it has not seen, also an older one."""
     return order.verb == "run" and all(
         (order.seq, order.generation) != (entry["seq"], entry["generation"])
         for entry in journal

@@ -21,8 +21,8 @@ JOURNAL = [
         (6, 3, "run", True),
         (6, 3, "stop", False),
         (6, 2, "run", False),  # the same generation under a new number
-        (5, 3, "run", False),  # already acted on
-        (4, 3, "run", False),  # late: something newer was acted on
+        (5, 3, "run", False),  # already executed
+        (4, 3, "run", False),  # late: a newer order was executed
     ],
 )
 def test_what_may_start(seq, generation, verb, starts):
@@ -41,7 +41,7 @@ def test_only_the_newest_generation_of_a_live_attempt_counts():
 
 
 def watch(sights, seconds=200.0, every=2.0, vigil=None):
-    """Look at the same picture for a while; what is decided at the end."""
+    """Show the same sights for a while; the decisions at the end."""
     vigil = vigil or Vigil()
     now, decided = 1000.0, {}
     for _ in range(int(seconds / every) + 1):
@@ -63,7 +63,7 @@ def test_silence_counts_only_on_a_node_the_engine_calls_not_ready():
         assert watch([TaskSight("t", "silent", "n", ready), *others()])["t"] == decision
 
 
-def test_silence_shorter_than_lost_after_is_nothing():
+def test_silence_shorter_than_lost_after_does_not_count():
     assert watch([TaskSight("t", "silent", "n", False), *others()], seconds=118)["t"] == KEEP
 
 
@@ -80,20 +80,20 @@ def test_one_long_pause_of_our_own_is_not_silence():
     assert vigil.look(3600.0, sights)["t"] == KEEP
 
 
-def test_a_task_seen_again_starts_anew():
+def test_a_task_seen_again_restarts_its_time():
     vigil = Vigil()
     watch([TaskSight("t", "silent", "n", False), *others()], seconds=110, vigil=vigil)
     watch([TaskSight("t", "alive", "n", True), *others()], seconds=2, vigil=vigil)
     assert watch([TaskSight("t", "silent", "n", False), *others()], seconds=100, vigil=vigil)["t"] == KEEP
 
 
-def test_most_silent_together_is_our_fault():
+def test_silence_of_most_tasks_is_a_fault_of_our_own():
     sights = [TaskSight(f"t{n}", "silent", f"n{n}", False) for n in range(3)]
     assert set(watch([*sights, *others(2)]).values()) == {KEEP}
     assert watch([*sights, *others(3)])["t0"] == REPLACE
 
 
-def test_one_node_lost_with_all_on_it_is_not_our_fault():
+def test_the_loss_of_one_node_is_not_a_fault_of_our_own():
     assert set(watch([TaskSight(f"t{n}", "silent", "n", False) for n in range(3)]).values()) == {REPLACE}
 
 

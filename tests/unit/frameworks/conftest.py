@@ -1,4 +1,4 @@
-"""Worlds made by hand."""
+"""Worlds for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Make = Callable[..., World]
 
 @pytest.fixture
 def world() -> Make:
-    """`world(worker=2, ps=1)`: on one machine, ports from 7000 on; `processes` and `gpus` are those of the workers."""
+    """`world(worker=2, ps=1)` on one machine, with ports from 7000 on. `processes` and `gpus` are those of
+    each worker."""
 
     def make(*, processes: int = 1, gpus: int = 0, generation: int = 1, **roles: int) -> World:
         members: list[WorldMember] = []
@@ -37,7 +38,7 @@ def world() -> Make:
 
 @pytest.fixture
 def bodies() -> Callable[..., dict[str, Any]]:
-    """The bodies of all members by task, each with its role's own job and command as control gives them."""
+    """The commands of all members by task, each with the job and command of its role, as control calls it."""
 
     def make(framework: Framework, world: World, /, **job: Any) -> dict[str, Any]:
         whole = framework.complete(Job.from_json({"run": ["python", "train.py"], **job}))

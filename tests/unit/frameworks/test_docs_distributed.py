@@ -1,4 +1,4 @@
-"""docs/distributed.md: its job files are right, and the variables it names are those that tasks get."""
+"""The job files in docs/distributed.md are valid, and its variables are those that tasks get."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_variables_it_names_are_set(name: str) -> None:
     assert ours - named == set(), "set, and not said"
 
 
-def test_the_variables_of_every_task_are_said() -> None:
+def test_the_variables_of_every_task_are_documented() -> None:
     (common,) = re.findall(r"## Variables of every task\n(.*?)^## ", TEXT, re.S | re.M)
     named = set(re.findall(r"`(STOKER_[A-Z_]+)`", "".join(_rows(common))))
     ours = {"STOKER_PEERS_WORKER", "STOKER_ROLE", "STOKER_TASK_INDEX", "STOKER_GENERATION"}

@@ -1,4 +1,4 @@
-"""Which framework a script uses, from its imports."""
+"""The framework of a script is guessed from its imports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def of(text: str, *, argv: list[str] | None = None, **files: str) -> Guess | Non
         ("import dask.array as da", "dask", "dask"),
     ],
 )
-def test_clear(text: str, framework: str, why: str) -> None:
+def test_one_framework(text: str, framework: str, why: str) -> None:
     assert of(text) == Guess(framework, f"train.py imports {why}")
 
 
@@ -52,7 +52,7 @@ def test_clear(text: str, framework: str, why: str) -> None:
         "from mpi4py import MPI\nimport horovod.torch",
     ],
 )
-def test_two_are_no_guess(text: str) -> None:
+def test_two_frameworks_give_no_guess(text: str) -> None:
     found = of(text)
     assert found is not None and found.framework is None
     assert " and " in found.why
@@ -63,7 +63,7 @@ def test_no_signs(text: str) -> None:
     assert of(text) is None
 
 
-def test_what_it_imports_from_beside_it_counts() -> None:
+def test_imports_of_local_modules_count() -> None:
     assert of("from model import Net", model="import torch\n") == Guess("torch", "model.py imports torch")
     tree = {"app/train.py": "from app.parts import net", "app/parts/net.py": "from mpi4py import MPI"}
     assert guess(["python", "-m", "app.train"], tree.get) == Guess("mpi", "app/parts/net.py imports mpi4py")
@@ -71,7 +71,7 @@ def test_what_it_imports_from_beside_it_counts() -> None:
     assert guess(["python", "src/train.py"], tree.get) == Guess("jax", "src/net.py imports jax")
 
 
-def test_a_circle_of_imports_ends() -> None:
+def test_circular_imports_end() -> None:
     assert of("import a", a="import b", b="import a") is None
 
 

@@ -1,4 +1,4 @@
-"""torch: the variables of torchrun for scripts that do not call it, and for those that do."""
+"""torch: the variables of torchrun, for scripts with and without torchrun."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_master_is_rank_0_and_processes_count_on(world: Any, bodies: Any) -> N
     assert {body.env["MASTER_PORT"] for body in made.values()} == {"7000"}
 
 
-def test_who_stands_beside_has_no_rank(world: Any, bodies: Any) -> None:
+def test_a_task_outside_the_training_has_no_rank(world: Any, bodies: Any) -> None:
     made = bodies(TORCH, world(worker=1, evaluator=1, processes=2), processes=2, roles={"evaluator": {}})
     assert ours(made["evaluator-0"].env) == {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7000"}
     assert made["evaluator-0"].each == ()
@@ -124,7 +124,9 @@ def test_accelerate_starts_processes_only_for_several_gpus(world: Any, bodies: A
         (["accelerate", "launch", "train.py"], ("accelerate", "launch", "{}", "train.py")),
     ],
 )
-def test_accelerate_is_told_its_place(run: Any, argv: tuple[str, ...], world: Any, bodies: Any) -> None:
+def test_accelerate_gets_its_rank_and_address(
+    run: Any, argv: tuple[str, ...], world: Any, bodies: Any
+) -> None:
     made = bodies(TORCH, world(worker=2, processes=4, gpus=4), run=run, resources={"gpu": 4})
     place = "--num_machines 2 --machine_rank 1 --main_process_ip 127.0.0.1 --main_process_port 7000 --num_processes 8"
     if "{}" in argv:
@@ -135,7 +137,7 @@ def test_accelerate_is_told_its_place(run: Any, argv: tuple[str, ...], world: An
     assert made["worker-1"].each == ()
 
 
-def test_accelerate_with_a_place_of_its_own_is_left_alone(world: Any, bodies: Any) -> None:
+def test_accelerate_with_an_explicit_rank_is_left_alone(world: Any, bodies: Any) -> None:
     run = "accelerate launch --config_file cluster.yaml train.py"
     made = bodies(TORCH, world(worker=2, processes=4, gpus=4), run=run, resources={"gpu": 4})
     assert made["worker-0"].argv == ("/bin/sh", "-c", run)
@@ -196,8 +198,8 @@ def test_python_and_what_it_runs(argv: list[str], found: Any) -> None:
     assert python_call(argv) == found
 
 
-def test_torch_may_be_imported_before(world: Any, bodies: Any) -> None:
-    """Not by what starts its processes itself, nor by tasks that stand beside the training."""
+def test_when_torch_may_be_imported_in_advance(world: Any, bodies: Any) -> None:
+    """Not for commands that start the processes themselves, nor for tasks outside the training."""
     made = bodies(TORCH, world(worker=2, evaluator=1), workers=2, roles={"evaluator": {}})
     assert {task: body.preload for task, body in made.items()} == {
         "worker-0": PRELOAD,

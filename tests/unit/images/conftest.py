@@ -30,7 +30,7 @@ def fake(fakes: Callable[..., Fake]) -> Fake:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, Fake | None]]:
-    """DNS as the test wants it: a name to the address it seems to have, and the fake that answers there."""
+    """A fake DNS: from a name to its apparent address and the fake that answers there."""
     table: dict[str, tuple[str, Fake | None]] = {}
     real = connection.resolve
 

@@ -1,4 +1,4 @@
-"""The numbers behind USER, out of layers as other builders make them, and as nobody should."""
+"""The numeric ids behind USER, from valid layers of several builders and from invalid ones."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_upper_layers_win(images: Images) -> None:
 
 
 @pytest.mark.parametrize("whiteout", ["etc/.wh.passwd", ".wh.etc", "etc/.wh..wh..opq"])
-def test_what_was_deleted_does_not_count(images: Images, whiteout: str) -> None:
+def test_deleted_entries_do_not_count(images: Images, whiteout: str) -> None:
     lower = tar({"etc/passwd": PASSWD})
     with pytest.raises(ImageError, match="no 'app'"):
         images.account("app", lower, tar({whiteout: ""}))
@@ -121,13 +121,13 @@ def test_layers_are_read_once_for_an_image(fake: Fake, images: Images) -> None:
     assert len(fake.seen) == 1
 
 
-def test_too_much_to_read(fake: Fake, images: Images) -> None:
+def test_a_layer_that_is_too_large(fake: Fake, images: Images) -> None:
     with pytest.raises(ImageError, match="larger than 1024 MiB"):
         images.of("app", Blob("sha256:" + "0" * 64, accounts.BUDGET + 1, ""))
     assert fake.seen == []
 
 
-def test_bombs(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_bombs(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounts, "_LARGEST_LAYER", 10 << 20)
     with pytest.raises(ImageError, match="unpacks to more"):
         images.account("app", gzip.compress(tar({"zeros": b"\0" * (11 << 20)})))
@@ -136,7 +136,7 @@ def test_bombs(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
         images.account("app", tar({"etc/passwd": "x" * 2000}))
 
 
-def test_a_layer_that_is_not_what_its_digest_says(fake: Fake, images: Images) -> None:
+def test_a_layer_with_a_wrong_digest(fake: Fake, images: Images) -> None:
     good = tar({"etc/passwd": PASSWD})
     blob = Blob(digest(good), len(good), "")
     forged = good.replace(b"app:x:1000", b"app:x:0000")
@@ -168,7 +168,7 @@ def test_damaged_layers(images: Images, data: bytes) -> None:
 
 
 def test_memory_stays_small() -> None:
-    """A header may claim an extension of many gigabytes: it is passed over, not kept."""
+    """A header may announce an extension of many gigabytes: it is skipped, not kept."""
     info = tarfile.TarInfo("pax")
     info.type, info.size = tarfile.XHDTYPE, 8 << 30
     head = info.tobuf(tarfile.GNU_FORMAT)

@@ -1,9 +1,9 @@
-"""Registries that send us elsewhere: to hosts that must not learn a password, and to where nobody from outside gets."""
+"""Registries that redirect clients: to hosts that must not see a password, and to addresses inside the
+network."""
 
 from __future__ import annotations
 
 import base64
-import json
 import random
 import socket
 import ssl
@@ -15,18 +15,13 @@ import pytest
 import trustme
 
 from stoker.errors import ImageError, Refused, RegistryDenied, RegistryUnreachable
-from stoker.images import HostRules, Image, LayerTree, Logins, Registry, Settings, assemble, write_layer
-from support.fake_registry import Fake, Reply, Seen, digest
+from stoker.images import HostRules, Image, LayerTree, Registry, Settings, assemble, write_layer
+from support.fake_registry import Fake, Reply, Seen, digest, logins
 
 PATH = "/v2/team/app"
 PASSWORD = "Basic " + base64.b64encode(b"bob:hunter2").decode()
 Names = dict[str, tuple[str, Fake | None]]
 PUBLIC = "203.0.113.5"
-
-
-def logins(*hosts: str) -> Logins:
-    entry = {"auth": base64.b64encode(b"bob:hunter2").decode()}
-    return Logins.parse(json.dumps({"auths": dict.fromkeys(hosts, entry)}))
 
 
 def wants_password(reply: Reply) -> Callable[[Seen], Reply]:
@@ -38,13 +33,13 @@ def redirect(url: str) -> Reply:
     return Reply(307, {"Location": url})
 
 
-def said_passwords(fake: Fake) -> bool:
+def got_passwords(fake: Fake) -> bool:
     return any("authorization" in one.headers or "hunter2" in str(one) for one in fake.seen)
 
 
 @pytest.fixture
 def far(fake: Fake, names: Names) -> Fake:
-    """A registry that seems to be somewhere on the internet, over plain HTTP that the admin allowed."""
+    """A registry with a public address, over plain HTTP that the admin allowed."""
     names["registry.example"] = (PUBLIC, fake)
     return fake
 
@@ -68,30 +63,30 @@ def test_a_password_does_not_follow_a_redirect(fakes: Callable[..., Fake]) -> No
         )  # type: ignore[arg-type]
         with Registry(logins=logins(registry.host, other.host)) as client:
             assert client.config(f"{registry.host}/team/app:1").user == "5"
-        assert said_passwords(registry)
-        assert other.paths() == ["GET /stolen?sig=1"] and not said_passwords(other)
+        assert got_passwords(registry)
+        assert other.paths() == ["GET /stolen?sig=1"] and not got_passwords(other)
 
 
-def test_nor_does_it_come_back_through_a_stranger(fakes: Callable[..., Fake]) -> None:
+def test_a_password_does_not_come_back_through_another_host(fakes: Callable[..., Fake]) -> None:
     registry, thief = fakes(), fakes()
     registry.routes[f"GET {PATH}/manifests/1"] = wants_password(redirect(f"http://{thief.host}/there"))
     thief.routes["GET /there"] = redirect(f"http://{registry.host}/v2/secret/blobs/x")
     with Registry(logins=logins(registry.host)) as client, pytest.raises(ImageError):
         client.config(f"{registry.host}/team/app:1")
     back = [one for one in registry.seen if "secret" in one.path]
-    assert back and "authorization" not in back[0].headers and not said_passwords(thief)
+    assert back and "authorization" not in back[0].headers and not got_passwords(thief)
 
 
-def test_a_stranger_that_asks_for_a_password_gets_none(fakes: Callable[..., Fake]) -> None:
+def test_another_host_that_asks_for_a_password_gets_none(fakes: Callable[..., Fake]) -> None:
     registry, thief = fakes(), fakes()
     registry.routes[f"GET {PATH}/manifests/1"] = redirect(f"http://{thief.host}/there")
     thief.routes["GET /there"] = Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{thief.host}/token"'})
     with Registry(logins=logins(registry.host, thief.host)) as client, pytest.raises(RegistryDenied):
         client.config(f"{registry.host}/team/app:1")
-    assert thief.paths() == ["GET /there"] and not said_passwords(thief)
+    assert thief.paths() == ["GET /there"] and not got_passwords(thief)
 
 
-def test_tokens_do_not_follow_either(fakes: Callable[..., Fake]) -> None:
+def test_tokens_do_not_follow_a_redirect(fakes: Callable[..., Fake]) -> None:
     registry, thief = fakes(), fakes()
     manifest = registry.serve_image()
     challenge = Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{registry.host}/token"'})
@@ -103,10 +98,10 @@ def test_tokens_do_not_follow_either(fakes: Callable[..., Fake]) -> None:
     )
     with Registry() as client:
         client.config(f"{registry.host}/team/app:1")
-    assert thief.paths() == ["GET /blob"] and not said_passwords(thief)
+    assert thief.paths() == ["GET /blob"] and not got_passwords(thief)
 
 
-def test_a_token_server_that_sends_us_on(fakes: Callable[..., Fake]) -> None:
+def test_a_token_server_that_redirects(fakes: Callable[..., Fake]) -> None:
     registry, thief = fakes(), fakes()
     challenge = Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{registry.host}/token"'})
     registry.routes[f"GET {PATH}/manifests/1"] = challenge
@@ -114,7 +109,7 @@ def test_a_token_server_that_sends_us_on(fakes: Callable[..., Fake]) -> None:
     thief.routes["GET /token"] = Reply(200, {}, b'{"token": "x"}')
     with Registry(logins=logins(registry.host)) as client, pytest.raises(RegistryDenied):
         client.config(f"{registry.host}/team/app:1")
-    assert said_passwords(registry) and thief.seen and not said_passwords(thief)
+    assert got_passwords(registry) and thief.seen and not got_passwords(thief)
 
 
 INSIDE = [
@@ -137,7 +132,7 @@ EVERYTHING = ("169.254.169.254", "fd00:ec2::254", "::ffff:127.0.0.1", "0.0.0.0",
 def test_nobody_is_sent_inside(
     far: Fake, fakes: Callable[..., Fake], names: Names, image: Image, url: str, way: str
 ) -> None:
-    """Even where plain HTTP to that very host is allowed."""
+    """Also where plain HTTP to the same host is allowed."""
     inside = fakes()
     inside.routes["GET /secret"] = inside.routes["PUT /secret"] = Reply(200, {}, b"{}")
     names["inner.example"] = ("169.254.169.254", inside)
@@ -169,7 +164,8 @@ def test_an_admin_can_allow_it(far: Fake, fakes: Callable[..., Fake]) -> None:
 
 
 def test_a_registry_that_moves_inside_meanwhile(far: Fake, names: Names) -> None:
-    """First it is public, then its name means this machine, and it sends us to a service here: its "own" place."""
+    """The registry is public at first; then its name resolves to this machine, and it redirects to a service
+    here."""
 
     def move(seen: Seen) -> Reply:
         names["registry.example"] = ("127.0.0.1", far)
@@ -183,7 +179,7 @@ def test_a_registry_that_moves_inside_meanwhile(far: Fake, names: Names) -> None
 
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "[fd00:ec2::254]", "0.0.0.0:{port}", "inner.example"])
-def test_nobody_asks_for_images_inside(fake: Fake, names: Names, host: str) -> None:
+def test_images_at_inside_addresses_are_refused(fake: Fake, names: Names, host: str) -> None:
     names["inner.example"] = ("127.0.0.1", fake)
     fake.serve_image()
     with Registry() as client, pytest.raises(Refused, match="refused"):
@@ -261,7 +257,9 @@ def test_private_authorities(secure: Fake, ca_file: str, names: Names, tmp_path:
         client.config("registry.example/team/app:1")
     assert "CA" in str(caught.value.hint)
     with Registry(rules=rules()) as client, pytest.raises(RegistryUnreachable, match="is not trusted"):
-        client.config("registry.example/team/app:1")  # that it may be plain is no reason to trust anybody
+        client.config(
+            "registry.example/team/app:1"
+        )  # allowing plain HTTP does not make other certificates trusted
     with Registry(rules=HostRules(ca_files=(ca_file,))) as client:
         assert client.config("registry.example/team/app:1").user == "9"
     names["other.example"] = (PUBLIC, secure)
@@ -314,12 +312,12 @@ def test_uploads_elsewhere_carry_no_password(fakes: Callable[..., Fake], image: 
     with Registry(logins=logins(registry.host, store.host)) as client:
         pushed = client.push(image, f"{registry.host}/team/app:1")
     assert pushed.digest == image.digest == digest(registry.seen[-1].body)
-    assert len(store.seen) == 2 and not said_passwords(store)
+    assert len(store.seen) == 2 and not got_passwords(store)
     assert store.seen[0].path == f"/put?sig=1&digest={image.layers[0].digest.replace(':', '%3A')}"
 
 
 def test_a_registry_behind_a_proxy_that_ends_tls(secure: Fake, ca_file: str, image: Image) -> None:
-    """It thinks that it is spoken to in plain and says so; nothing is sent in plain for that."""
+    """The registry sees plain HTTP and sends such a location; the upload still uses TLS."""
     secure.routes[f"POST {PATH}/blobs/uploads/"] = Reply(202, {"Location": "http://registry.example/put?x=1"})
     secure.routes["PUT /put"] = Reply(201)
     secure.routes[f"PUT {PATH}/manifests/1"] = Reply(201)
@@ -328,8 +326,8 @@ def test_a_registry_behind_a_proxy_that_ends_tls(secure: Fake, ca_file: str, ima
     assert sum(path.startswith("PUT /put?x=1&digest=") for path in secure.paths()) == 2
 
 
-def test_an_early_refusal_of_a_large_upload_is_heard(fake: Fake, tmp_path: Path) -> None:
-    """Such a server answers and hangs up while we still send."""
+def test_an_early_refusal_of_a_large_upload_is_read(fake: Fake, tmp_path: Path) -> None:
+    """Such a server answers and closes the connection during the upload."""
     tree = LayerTree()
     tree.file("large", random.Random(0).randbytes(16 << 20))
     image = assemble([write_layer(tree, tmp_path / "layer")], Settings())
@@ -351,7 +349,7 @@ def test_an_early_refusal_of_a_large_upload_is_heard(fake: Fake, tmp_path: Path)
 
 
 class Proxy:
-    """An HTTP proxy that knows CONNECT, and where everything really is."""
+    """An HTTP proxy with CONNECT, which knows the real addresses."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -409,7 +407,7 @@ def proxy(secure: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 
 def test_proxies(proxy: Proxy, names: Names, ca_file: str) -> None:
-    del names["registry.example"]  # only the proxy knows where that is
+    del names["registry.example"]  # only the proxy can resolve this name
     trusting = HostRules(ca_files=(ca_file,))
     with Registry(rules=trusting) as client:
         assert client.config("registry.example/team/app:1").user == "9"

@@ -1,4 +1,4 @@
-"""Layers, images and archives: the same input gives the same bytes, and they are what other programs expect."""
+"""Layers, images and archives: the same input gives the same bytes, and other programs can read them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_layer(tmp_path: Path) -> None:
 
 
 def test_the_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
-    """In another order, at another time, in another process with other hashes, locale and umask."""
+    """In another order, at another time, in another process with another hash seed, locale and umask."""
     first = write_layer(sample(), tmp_path / "first")
     backwards = LayerTree()
     for name, entry in reversed(list(sample())):
@@ -90,7 +90,7 @@ def test_names_stay_inside(name: str) -> None:
         LayerTree().file(name, "x")
 
 
-def test_later_wins() -> None:
+def test_the_later_entry_wins() -> None:
     tree = LayerTree()
     tree.file("/etc//a", "1")
     tree.file("./etc/a", "2")
@@ -182,7 +182,7 @@ def test_the_cache(tmp_path: Path) -> None:
     assert cache.layer("key", make, "one") == first and len(made) == 4
 
 
-def test_the_cache_forgets(tmp_path: Path) -> None:
+def test_the_cache_evicts_old_entries(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     old, used = cache.layer("old", sample), cache.layer("used", sample)
     for note in (tmp_path / "layers").glob("*.json"):
@@ -202,7 +202,7 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
 
 
 def test_gzip_is_plain(tmp_path: Path) -> None:
-    """No file name and no time in its header."""
+    """Its header has no file name and no time."""
     packed = write_layer(sample(), tmp_path / "layer").path.read_bytes()
     assert packed[:4] == b"\x1f\x8b\x08\x00" and packed[4:8] == b"\0\0\0\0"
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(packed))) as tar:

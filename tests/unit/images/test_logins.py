@@ -71,7 +71,7 @@ def test_other_shapes_of_an_entry() -> None:
     assert found({}, "q.io/x") is None
 
 
-def test_secrets_do_not_show() -> None:
+def test_secrets_are_not_shown() -> None:
     logins = Logins.parse(json.dumps({"auths": {"q.io": {**auth("bob:hunter2"), "identitytoken": "tok3n"}}}))
     login = logins.find(Reference.parse("q.io/x"))
     shown = f"{logins!r} {login!r} {login.describe() if login else ''}"
@@ -90,7 +90,7 @@ def test_damaged_entry_is_not_quoted() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_where_logins_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_logins_are_read_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -100,7 +100,7 @@ def test_where_logins_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "DOCKER_CONFIG": tmp_path / "docker/config.json",
         "REGISTRY_AUTH_FILE": tmp_path / "own.json",
     }
-    for variable, path in places.items():  # each is looked at before the one above
+    for variable, path in places.items():  # each is read before the previous one
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"auths": {"q.io": auth(f"{variable}:x")}}))
         folder = {"XDG_CONFIG_HOME": path.parents[1], "DOCKER_CONFIG": path.parent}.get(variable, path)
@@ -109,14 +109,14 @@ def test_where_logins_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert login is not None and login.user == variable and login.source == str(path)
 
 
-def test_a_named_file_must_be_there(tmp_path: Path) -> None:
+def test_an_explicit_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no file with logins"):
         Logins.load(tmp_path / "none.json")
 
 
 @pytest.fixture
 def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A credential helper `docker-credential-test`, which writes down how it was called."""
+    """A credential helper `docker-credential-test`, which records its calls."""
     program = tmp_path / "bin/docker-credential-test"
     program.parent.mkdir()
     program.write_text(
@@ -189,7 +189,7 @@ def test_names_of_helpers(name: str) -> None:
 
 
 def test_pull_secrets_run_no_programs(helper: Path) -> None:
-    """A Secret of the cluster is not this machine's: it must not choose what is run here."""
+    """A Secret of the cluster must not choose programs that run on this machine."""
     logins = Logins.parse(json.dumps({"credsStore": "test", "credHelpers": {"q.io": "test"}}))
     assert logins.find(Reference.parse("q.io/x")) is None
     assert not (helper / "called").exists()

@@ -54,7 +54,7 @@ def test_parts(text: str, host: str, path: str, tag: str | None, digest: str | N
         ("quay.io/x\n", "not a repository"),
     ],
 )
-def test_what_is_none(text: str, said: str) -> None:
+def test_invalid_references(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         Reference.parse(text)
 
@@ -65,11 +65,11 @@ def test_a_scheme_is_explained() -> None:
     assert caught.value.hint == "Write 'quay.io/x:1'."
 
 
-def test_docker_hub_is_asked_at_its_own_address() -> None:
+def test_docker_hub_has_its_own_api_host() -> None:
     assert Reference.parse("torch").api_host == "registry-1.docker.io"
     assert Reference.parse("quay.io/x").api_host == "quay.io"
 
 
-def test_pinning_keeps_the_tag_for_people() -> None:
+def test_pinning_keeps_the_tag_for_display() -> None:
     assert str(Reference.parse("quay.io/x:2").pinned(SHA)) == f"quay.io/x:2@{SHA}"
     assert Reference.parse(f"quay.io/x:2@{SHA}").version == SHA

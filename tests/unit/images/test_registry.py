@@ -1,4 +1,4 @@
-"""The registry client against registries that are odd or broken."""
+"""The registry client against unusual and broken registries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from stoker.errors import ImageError, ImageMissing, RegistryDenied, RegistryUnreachable, TooLarge
 from stoker.images import Logins, Registry, auth
-from support.fake_registry import MANIFEST, Fake, Reply, Seen, digest
+from support.fake_registry import MANIFEST, Fake, Reply, Seen, digest, logins
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 PATH = "/v2/team/app"
@@ -21,11 +21,6 @@ PATH = "/v2/team/app"
 def registry() -> Iterator[Registry]:
     with Registry() as made:
         yield made
-
-
-def logins(host: str, pair: str = "bob:hunter2") -> Logins:
-    entry = {"auth": base64.b64encode(pair.encode()).decode()}
-    return Logins.parse(json.dumps({"auths": {host: entry}}), source="config.json")
 
 
 def serve(fake: Fake, version: str, document: Any) -> str:
@@ -65,7 +60,7 @@ def test_the_same_image_again_costs_one_request(fake: Fake, registry: Registry) 
     assert len(fake.seen) == count + 1, "by digest it cannot have changed"
 
 
-def test_what_is_missing_in_a_config(fake: Fake, registry: Registry) -> None:
+def test_a_config_with_missing_keys(fake: Fake, registry: Registry) -> None:
     fake.serve_image(Entrypoint=None, Cmd=None, Env=None, Labels=None, User=None)
     config = registry.config(f"{fake.host}/team/app:1")
     assert (config.entrypoint, config.cmd, config.env, config.user, config.workdir) == ((), (), {}, "", "")
@@ -87,7 +82,7 @@ def test_an_index(fake: Fake, registry: Registry) -> None:
     assert caught.value.hint == "It is available for linux/amd64, linux/arm64."
 
 
-def test_one_platform_that_is_another(fake: Fake, registry: Registry) -> None:
+def test_an_image_of_another_platform(fake: Fake, registry: Registry) -> None:
     fake.serve_image()
     with pytest.raises(ImageError, match="not available for linux/arm64"):
         registry.config(f"{fake.host}/team/app:1", platforms=["linux/arm64"])
@@ -192,7 +187,7 @@ def test_no_such_repository(fake: Fake, registry: Registry) -> None:
     assert registry.digest(f"{fake.host}/team/app:1") is None
 
 
-def test_passing_faults_are_tried_again(fake: Fake, registry: Registry) -> None:
+def test_temporary_errors_are_retried(fake: Fake, registry: Registry) -> None:
     fake.serve_image()
     good = fake.routes[f"GET {PATH}/manifests/1"]
     replies = [Reply(503), Reply(429, {}, b"slow down")]
@@ -215,7 +210,7 @@ def test_connections_are_kept_and_stale_ones_replaced(fake: Fake, registry: Regi
     assert before <= 2, "one to learn that it knows no TLS, one for everything else"
     good = fake.routes[f"GET {PATH}/manifests/1"]
     assert isinstance(good, Reply) and isinstance(good.body, bytes)
-    # Says that the connection stays and closes it all the same, as servers do that restart.
+    # Announces keep-alive and closes the connection, like a server that restarts.
     closing = Reply(200, {"Content-Length": str(len(good.body))}, iter([good.body]))
     closing.headers["Connection"] = "keep-alive"
     fake.routes[f"GET {PATH}/manifests/1"] = closing
@@ -224,7 +219,7 @@ def test_connections_are_kept_and_stale_ones_replaced(fake: Fake, registry: Regi
     registry.config(f"{fake.host}/team/app:1")
 
 
-def test_nobody_there(registry: Registry) -> None:
+def test_no_registry(registry: Registry) -> None:
     with pytest.raises(RegistryUnreachable, match=r"nothing listens at 127\.0\.0\.1:1"):
         registry.config("127.0.0.1:1/team/app")
     with pytest.raises(RegistryUnreachable, match=r"there is no host 'surely-not\.invalid'") as caught:
@@ -233,14 +228,14 @@ def test_nobody_there(registry: Registry) -> None:
 
 
 def basic(seen: Seen) -> Reply | None:
-    """None when the right password was said."""
+    """None for the right password."""
     if seen.headers.get("authorization") == "Basic " + base64.b64encode(b"bob:hunter2").decode():
         return None
     return Reply(401, {"WWW-Authenticate": 'Basic realm="x"'})
 
 
 def guard(fake: Fake, check: Any) -> None:
-    """Every route wants what `check` wants."""
+    """Every route requires `check` to pass."""
     for route, reply in list(fake.routes.items()):
         fake.routes[route] = lambda seen, reply=reply: (
             check(seen) or (reply(seen) if callable(reply) else reply)
@@ -253,7 +248,10 @@ def test_basic_logins(fake: Fake) -> None:
     with Registry(logins=logins(fake.host)) as registry:
         assert registry.config(f"{fake.host}/team/app:1").user == "7"
         assert [bool(one.headers.get("authorization")) for one in fake.seen] == [False, True, True]
-    with Registry(logins=logins(fake.host, "bob:wrong")) as registry, pytest.raises(RegistryDenied) as denied:
+    with (
+        Registry(logins=logins(fake.host, pair="bob:wrong")) as registry,
+        pytest.raises(RegistryDenied) as denied,
+    ):
         registry.config(f"{fake.host}/team/app:1")
     assert (
         "the login of 'bob' from config.json" in denied.value.message and "wrong" not in denied.value.message
@@ -272,7 +270,7 @@ def test_a_login_without_rights(fake: Fake) -> None:
 
 
 class Tokens:
-    """A token server on the same fake: who asks well gets a token for the scope that was asked for."""
+    """A token server on the same fake: a valid login gets a token for the requested scope."""
 
     def __init__(self, fake: Fake, *, life: float | None = None, key: str = "token") -> None:
         self.asked: list[Seen] = []
@@ -311,7 +309,7 @@ def test_tokens(fake: Fake, key: str) -> None:
     assert tokens.asked[0].path == "/token?scope=repository%3Ateam%2Fapp%3Apull&service=a+%22b%22"
 
 
-def test_tokens_end(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_tokens(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(auth, "monotonic", lambda: now)
     tokens = Tokens(fake, life=300)
@@ -325,7 +323,7 @@ def test_tokens_end(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
         now += 2
         registry.config(f"{fake.host}/team/app:1")
         assert tokens.given == 2, "an old token is not even tried shortly before its end"
-        tokens.given += 1  # as if the registry had forgotten the last one
+        tokens.given += 1  # as if the registry had revoked the last one
         registry.config(f"{fake.host}/team/app:1")
     assert tokens.given == 4
 
@@ -342,7 +340,7 @@ def test_tokens_for_an_identity(fake: Fake) -> None:
     assert "authorization" not in tokens.asked[0].headers
 
 
-def test_no_token_for_strangers(fake: Fake) -> None:
+def test_no_token_without_a_login(fake: Fake) -> None:
     tokens = Tokens(fake)
     fake.serve_image()
     guard(fake, tokens.check)

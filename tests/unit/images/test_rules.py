@@ -61,7 +61,7 @@ def test_loopback_by_its_own_name(host: str) -> None:
     assert not refused(HostRules(loopback=False, inside=(host,)), host, ["127.0.0.1"])
 
 
-def test_a_registry_may_send_us_to_where_it_is() -> None:
+def test_a_registry_may_redirect_to_its_own_network() -> None:
     assert not refused(HostRules(), "other", ["127.0.0.2"], lambda: ["127.0.0.1"])
     assert not refused(HostRules(), "other", ["169.254.7.7"], lambda: ["169.254.7.7"])
     assert refused(HostRules(), "other", ["169.254.169.254"], lambda: ["169.254.7.7"])

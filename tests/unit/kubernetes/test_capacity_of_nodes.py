@@ -1,4 +1,4 @@
-"""What nodes have for our tasks, and who may go where."""
+"""What nodes have for tasks of Stoker, and which jobs may use them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def nodes(listed: list[dict[str, Any]], others: Any = (), **config: Any) -> dict
 GPU_TAINT = ("nvidia.com/gpu", "present", "NoSchedule")
 
 
-def test_what_others_asked_for_is_taken_off() -> None:
+def test_requests_of_other_pods_are_subtracted() -> None:
     others = [
         pod("n1", "500m", "1Gi", 1),
         pod("n1", "1", "0"),
@@ -61,7 +61,7 @@ def test_what_others_asked_for_is_taken_off() -> None:
     assert [gpu.id for gpu in found["n1"].gpus] == ["n1:gpu-0", "n1:gpu-1", "n1:gpu-2"]
 
 
-def test_tags_say_who_may_go_there() -> None:
+def test_tags_restrict_a_node() -> None:
     pools = {
         "a100": {"selector": {"gpu": "a100"}},
         "spot": {"selector": {"spot": "yes"}, "tolerations": ["spot=yes:NoSchedule"]},
@@ -110,13 +110,13 @@ def test_jobs_find_their_nodes(job: dict[str, Any], welcome: set[str]) -> None:
     assert {one.name for one in found if one.tags & wanted} == welcome
 
 
-def test_a_pool_of_slices_offers_only_slices_and_only_to_who_names_it() -> None:
+def test_a_pool_of_slices_offers_only_slices_and_only_to_jobs_that_name_it() -> None:
     config = {"gpu_profiles": {"small": "nvidia.com/mig-1g.10gb"}, "pools": {"mig": {"selector": {"mig": "on"}, "gpu_profile": "small"}}}  # fmt: skip
     found = nodes([node("m", labels={"mig": "on"}, has={"nvidia.com/mig-1g.10gb": "7"})], **config)
     assert len(found["m"].gpus) == 7 and found["m"].tags == {"c:pool:mig"}
 
 
-def test_nodes_that_are_still_to_come() -> None:
+def test_nodes_of_an_autoscaler() -> None:
     config = {"pools": {"big": {"selector": {"size": "big"}, "autoscale": {"max_nodes": 3, "cpu": 64, "memory": "256Gi", "gpu": 8}}}}  # fmt: skip
     found = nodes([node("n1"), node("b1", labels={"size": "big"})], **config)
     assert set(found) == {"n1", "b1", "new:big:1", "new:big:2"}

@@ -1,5 +1,5 @@
-"""What a cluster shows of a pod, in plain words. The pods in pods/ were recorded on a real cluster
-(tests/cluster/test_causes.py, with STOKER_RECORD_PODS set); those written here could not be produced on one."""
+"""The state of a pod in plain words. The pods in pods/ were recorded on a real cluster
+(tests/cluster/test_causes.py with STOKER_RECORD_PODS set); the others could not be produced on one."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_was_last_seen_explains_a_pod_that_is_gone(name: str) -> None:
 
 
 def running() -> dict[str, Any]:
-    """A pod with everything up."""
+    """A pod in which all containers run."""
     up = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "restartCount": 0, "started": True}
     done = {"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}, "restartCount": 0}
     return {
@@ -118,13 +118,13 @@ def running() -> dict[str, Any]:
     }
 
 
-def test_a_pod_that_runs_needs_no_words() -> None:
+def test_a_running_pod_has_no_message() -> None:
     assert pod_causes.look(running()) == PodFinding()
     assert pod_causes.courier_runs(running())
 
 
 def main_ended(**state: Any) -> dict[str, Any]:
-    """Its launcher died and the kubelet made another."""
+    """Its launcher has died, and the kubelet has started another one."""
     pod = running()
     pod["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": {"terminated": state}}
     return pod
@@ -195,7 +195,7 @@ FAILED = [
     ),
     ("Evicted", 'Container main exceeded its local ephemeral storage limit "10Gi". ', "disk", "(10 GiB)"),
     ("Evicted", 'Usage of EmptyDir volume "task" exceeds the limit "1Gi". ', "disk", "(1 GiB)"),
-    ("Evicted", "Pod was evicted by somebody", "evicted", "Pod was evicted by somebody"),
+    ("Evicted", "Pod was evicted by an operator", "evicted", "Pod was evicted by an operator"),
     ("NodeLost", "Node node-1 which was running pod p is unresponsive", "lost", "its node was lost"),
     ("NodeShutdown", "Pod was rejected as the node is shutting down.", "evicted", "shutting down"),
     ("Terminated", "Pod was terminated in response to imminent node shutdown.", "evicted", "shutting down"),
@@ -274,25 +274,25 @@ PULLS = [
     ("dial tcp: lookup registry.example.com: no such host", "does not answer the node", None),
     ('Get "https://x": net/http: TLS handshake timeout', "does not answer the node", None),
     ("manifest unknown", "the image does not exist", None),
-    ("something nobody has seen", "cannot be pulled: something nobody has seen", None),
+    ("an unknown message", "cannot be pulled: an unknown message", None),
 ]
 
 
 @pytest.mark.parametrize(("message", "words", "_"), PULLS)
-def test_what_registries_say(message: str, words: str, _: None) -> None:
+def test_errors_of_registries(message: str, words: str, _: None) -> None:
     found = pod_causes.look(waiting("main", reason="ErrImagePull", message=message))
     assert words in found.waiting and found.hopeless == "image" and "torch:2" in found.waiting
 
 
-def test_a_back_off_keeps_the_registrys_words() -> None:
-    """What the kubelet shows while it waits before the next try says nothing; the events do."""
+def test_a_back_off_keeps_the_error_of_the_registry() -> None:
+    """The back-off message of the kubelet has no reason; the events have it."""
     pod = waiting("main", reason="ImagePullBackOff", message='Back-off pulling image "torch:2"')
     events = [{"reason": "Failed", "message": 'Failed to pull image "torch:2": manifest unknown'}]
     assert "the image does not exist (manifest unknown)" in pod_causes.look(pod, events).waiting
     assert "cannot be pulled" in pod_causes.look(pod).waiting
 
 
-def test_an_image_name_that_is_none_is_hopeless_at_once() -> None:
+def test_an_invalid_image_name_is_hopeless_at_once() -> None:
     found = pod_causes.look(waiting("main", reason="InvalidImageName", message="couldn't parse image name"))
     assert (found.hopeless, found.patience) == ("image", 0.0) and "not a reference" in found.waiting
 
@@ -305,7 +305,7 @@ def test_containers_that_cannot_be_started() -> None:
     assert found.hopeless == "engine-error" and "something in the runtime" in found.waiting
 
 
-def test_our_own_containers_that_do_not_stay_up() -> None:
+def test_containers_of_stoker_that_do_not_stay_up() -> None:
     for name, words in (
         ("init", "task directory cannot be created"),
         ("courier", "courier does not stay up"),
@@ -322,7 +322,7 @@ def test_our_own_containers_that_do_not_stay_up() -> None:
         )
 
 
-def test_what_only_events_say() -> None:
+def test_reasons_from_events() -> None:
     pod = running()
     pod["status"] |= {"phase": "Pending", "initContainerStatuses": [], "containerStatuses": []}
     for reason, words in (
@@ -337,7 +337,7 @@ def test_what_only_events_say() -> None:
     assert pod_causes.look(pod, []).waiting == "is being started on node-1"
 
 
-def test_a_gate_and_a_scheduler_that_has_not_looked() -> None:
+def test_a_scheduling_gate_and_a_pending_scheduler() -> None:
     pod = running()
     del pod["spec"]["nodeName"]
     pod["status"] = {"phase": "Pending"}
@@ -414,7 +414,7 @@ SCHEDULER = [
 
 
 @pytest.mark.parametrize(("message", "words"), SCHEDULER)
-def test_the_schedulers_line_is_taken_apart(message: str, words: str) -> None:
+def test_the_message_of_the_scheduler_is_parsed(message: str, words: str) -> None:
     assert unschedulable.explain(message, unschedulable.PodRequest()) == words
 
 
@@ -455,7 +455,7 @@ def test_messages_are_cut_and_on_one_line() -> None:
     assert "\n" not in found.proof and len(found.proof) < 800
 
 
-def test_the_words_about_images_do_not_fail_on_anything() -> None:
+def test_any_image_message_is_parsed() -> None:
     for message in ("", "x" * 10_000, "\n", "Back-off", 'exec: "": ', "\u202e"):
         assert image_errors.cannot_pull("i", "ErrImagePull", message).startswith(
             "the image i cannot be pulled"
@@ -464,8 +464,9 @@ def test_the_words_about_images_do_not_fail_on_anything() -> None:
 
 
 @pytest.mark.parametrize(("reason", "no_room"), [("Insufficient cpu", True), ("node(s) didn't match", False)])
-def test_a_pod_that_waits_for_room_says_so(reason: str, no_room: bool) -> None:
-    """Of runs that wait for each other's places one has to let go; who waits for something else does not count."""
+def test_a_pod_that_waits_for_room_is_marked(reason: str, no_room: bool) -> None:
+    """Only runs that wait for places of each other can deadlock; a pod that waits for something else does not
+    count."""
     condition = {
         "type": "PodScheduled",
         "status": "False",

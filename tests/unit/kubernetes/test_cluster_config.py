@@ -1,4 +1,4 @@
-"""A cluster's settings: what is taken, what is refused and how it is said; what a pod template may add."""
+"""Settings of a cluster: what is accepted, how mistakes are reported, and what a pod template may add."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def test_every_setting_is_taken_and_reads_back() -> None:
+def test_every_setting_is_accepted_and_read_back() -> None:
     config = ClusterConfig.from_json(WHOLE)
     assert set(WHOLE) == set(ClusterConfig.model_fields)
     assert ClusterConfig.from_json(config.to_json()) == config
@@ -59,7 +59,7 @@ def test_every_setting_is_taken_and_reads_back() -> None:
     )
 
 
-def test_what_is_as_by_default_is_not_written() -> None:
+def test_default_values_are_not_written() -> None:
     assert ClusterConfig().to_json() == {}
     assert ClusterConfig.from_json({"namespace": "a"}).to_json() == {"namespace": "a"}
 
@@ -130,7 +130,7 @@ def test_mistakes_are_named(setting: str, message: str, hint: str | None) -> Non
         assert hint in (caught.value.hint or "")
 
 
-def test_all_mistakes_are_said_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         ClusterConfig.from_json({"namespace": "A", "reach": "magic", "nonsense": 1}, source="cluster.yaml")
     assert "3 mistakes in cluster.yaml" in caught.value.message
@@ -238,13 +238,13 @@ OURS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("pod", "words"), OURS)
-def test_what_stoker_relies_on_cannot_be_changed(pod: dict[str, Any], words: str) -> None:
+def test_fields_that_stoker_needs_cannot_be_changed(pod: dict[str, Any], words: str) -> None:
     everything = ["spec.containers", "spec.volumes", "metadata.labels"]
     with pytest.raises(SpecError, match=words):
         ClusterConfig.from_json({"pod": pod, "allow": everything})
 
 
-def test_merging_adds_by_name_and_keeps_what_is_ours() -> None:
+def test_merging_adds_by_name_and_keeps_our_own_entries() -> None:
     pod = {
         "metadata": {"labels": {"a": "1"}},
         "spec": {

@@ -1,4 +1,5 @@
-"""What the engine makes in a cluster, each thing once, whatever is lost on the way; and what it says of what it finds."""
+"""The engine creates each object in a cluster once, whatever answer is lost, and reports the objects that it
+finds."""
 
 from __future__ import annotations
 
@@ -24,17 +25,6 @@ from support.waiting import wait_async
 PODS = {"digits-7f3k-1-worker-0", "digits-7f3k-1-worker-1"}
 
 
-@pytest.fixture(scope="module")
-def ca() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(autouse=True)
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "KUBECONFIG"):
-        monkeypatch.delenv(name, raising=False)
-
-
 Story = Callable[[Server], Coroutine[Any, Any, None]]
 
 
@@ -52,7 +42,7 @@ def play(ca: trustme.CA, story: Story) -> None:
 
 
 class Open:
-    """`async with`: an engine that is closed afterwards, as when its server ends."""
+    """`async with`: an engine that is closed at the end, as when its server ends."""
 
     def __init__(self, server: Server, tmp_path: Path, **settings: Any) -> None:
         self.engine = engine(server, tmp_path, **settings)
@@ -73,7 +63,7 @@ def incarnations(server: Server) -> dict[str, Any]:
     return json.loads(secret["metadata"]["annotations"].get(names.SUBMITTED, "{}"))
 
 
-# -- making ----------------------------------------------------------------------------------------------------
+# -- creating --------------------------------------------------------------------------------------------------
 
 
 def test_an_attempt_is_a_secret_and_its_pods_owned_by_it(ca: trustme.CA, tmp_path: Path) -> None:
@@ -96,7 +86,7 @@ def test_an_attempt_is_a_secret_and_its_pods_owned_by_it(ca: trustme.CA, tmp_pat
     play(ca, story)
 
 
-def test_submitting_again_makes_nothing(ca: trustme.CA, tmp_path: Path) -> None:
+def test_submitting_again_creates_nothing(ca: trustme.CA, tmp_path: Path) -> None:
     async def story(server: Server) -> None:
         async with Open(server, tmp_path) as first:
             await first.submit(attempt())
@@ -112,10 +102,10 @@ def test_submitting_again_makes_nothing(ca: trustme.CA, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", [False, True], ids=["not-done", "answer-lost"])
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_whatever_is_lost_on_the_way_the_next_submit_goes_on(
+def test_the_next_submit_continues_after_any_lost_write(
     ca: trustme.CA, tmp_path: Path, at: int, lost: bool
 ) -> None:
-    """The server dies at each of its writes, before it was done or before it heard that it was."""
+    """The server is killed at each of its writes: before the write is done, or before its answer arrives."""
 
     async def story(server: Server) -> None:
         server.fail_at, server.done_before_failing = at, lost
@@ -132,7 +122,7 @@ def test_whatever_is_lost_on_the_way_the_next_submit_goes_on(
     play(ca, story)
 
 
-def test_a_pod_that_was_there_is_not_made_again(ca: trustme.CA, tmp_path: Path) -> None:
+def test_a_pod_that_existed_is_not_created_again(ca: trustme.CA, tmp_path: Path) -> None:
     async def story(server: Server) -> None:
         async with Open(server, tmp_path) as first:
             await first.submit(attempt())
@@ -162,8 +152,8 @@ def test_a_pod_that_was_there_is_not_made_again(ca: trustme.CA, tmp_path: Path) 
     play(ca, story)
 
 
-def test_a_task_without_a_launcher_is_started_once_whatever_happens(ca: trustme.CA, tmp_path: Path) -> None:
-    """Its pod needs no order: who cannot know whether it ran does not make it again."""
+def test_a_task_without_a_launcher_is_started_at_most_once(ca: trustme.CA, tmp_path: Path) -> None:
+    """Its pod needs no order: a server that cannot know whether it ran does not create it again."""
 
     async def story(server: Server) -> None:
         plain = attempt(tasks=1, launcher="none")
@@ -180,7 +170,7 @@ def test_a_task_without_a_launcher_is_started_once_whatever_happens(ca: trustme.
     play(ca, story)
 
 
-def test_somebody_elses_object_is_left_alone(ca: trustme.CA, tmp_path: Path) -> None:
+def test_an_object_of_another_server_is_left_alone(ca: trustme.CA, tmp_path: Path) -> None:
     async def story(server: Server) -> None:
         server.put("secrets", "stoker-digits-7f3k-1", metadata={"labels": {names.HOME: "other"}})
         async with Open(server, tmp_path) as made:
@@ -193,7 +183,7 @@ def test_somebody_elses_object_is_left_alone(ca: trustme.CA, tmp_path: Path) -> 
     play(ca, story)
 
 
-def test_a_full_quota_is_waited_for(ca: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_quota_is_retried(ca: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "RETRY", 0.05)
 
     async def story(server: Server) -> None:
@@ -218,16 +208,16 @@ def test_a_full_quota_is_waited_for(ca: trustme.CA, tmp_path: Path, monkeypatch:
             await made.remove({"run": "other-1", "attempt": 1})
             server.refuse_pods = None
             await asyncio.sleep(0.3)
-            assert set(server.of("pods")) == {"digits-7f3k-1-worker-0"}, "nobody tries for who was stopped"
+            assert set(server.of("pods")) == {"digits-7f3k-1-worker-0"}, "no retry for a stopped attempt"
             del handle
 
     play(ca, story)
 
 
-def test_nobody_tries_for_a_single_task_that_was_stopped(
+def test_a_stopped_task_is_not_retried(
     ca: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what is tried again is what was asked for last."""
+    """A retry uses the latest request."""
     monkeypatch.setattr(engine_module, "RETRY", 0.05)
 
     async def story(server: Server) -> None:
@@ -256,7 +246,7 @@ def test_nobody_tries_for_a_single_task_that_was_stopped(
     play(ca, story)
 
 
-def test_a_pod_that_is_refused_for_good_is_said_so(ca: trustme.CA, tmp_path: Path) -> None:
+def test_a_pod_that_is_refused_for_good_is_reported(ca: trustme.CA, tmp_path: Path) -> None:
     async def story(server: Server) -> None:
         server.refuse_pods = 403, 'admission webhook "p.example.com" denied the request: no'
         async with Open(server, tmp_path) as made:
@@ -273,7 +263,7 @@ def test_a_pod_that_is_refused_for_good_is_said_so(ca: trustme.CA, tmp_path: Pat
     play(ca, story)
 
 
-# -- seeing ----------------------------------------------------------------------------------------------------
+# -- observing -------------------------------------------------------------------------------------------------
 
 
 def test_an_api_server_that_does_not_answer_is_never_an_empty_answer(ca: trustme.CA, tmp_path: Path) -> None:
@@ -309,7 +299,7 @@ def test_everything_is_read_from_watches(ca: trustme.CA, tmp_path: Path) -> None
     play(ca, story)
 
 
-def test_changes_are_told_as_they_come(ca: trustme.CA, tmp_path: Path) -> None:
+def test_changes_are_reported_at_once(ca: trustme.CA, tmp_path: Path) -> None:
     async def story(server: Server) -> None:
         async with Open(server, tmp_path) as made:
             await made.submit(attempt())
@@ -323,10 +313,10 @@ def test_changes_are_told_as_they_come(ca: trustme.CA, tmp_path: Path) -> None:
     play(ca, story)
 
 
-def test_a_courier_that_came_up_while_secrets_were_not_known_is_called(
+def test_a_courier_that_started_before_its_secret_was_known_is_called(
     ca: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is known of Secrets may be old when the pod's last change comes: the next look makes up for it."""
+    """The mirror of Secrets may be stale at the pod's last change; the next look calls the courier."""
 
     async def story(server: Server) -> None:
         async with Open(server, tmp_path) as made:
@@ -349,12 +339,12 @@ def test_a_courier_that_came_up_while_secrets_were_not_known_is_called(
             monkeypatch.setattr(made._parts.cluster, "secret", known)
             await made.observe()
             link = links._connections["digits-7f3k", 1, "worker-0"]
-            assert link.polling is not None, "nobody would ever hear of its task"
+            assert link.polling is not None, "its task would never be read"
 
     play(ca, story)
 
 
-def test_what_is_not_allowed_is_done_without(ca: trustme.CA, tmp_path: Path) -> None:
+def test_the_engine_works_without_optional_permissions(ca: trustme.CA, tmp_path: Path) -> None:
     async def story(server: Server) -> None:
         server.denied = {"nodes", "pods"}
         async with Open(server, tmp_path) as made:
@@ -404,7 +394,7 @@ def test_a_node_that_is_not_ready_makes_its_tasks_silent(ca: trustme.CA, tmp_pat
 
 
 def test_an_attempt_whose_secret_was_deleted_is_gone(ca: trustme.CA, tmp_path: Path) -> None:
-    """Also for a server that comes later: what it had of it is still on its disk."""
+    """Also for a later server, which still has files of the attempt on disk."""
 
     async def story(server: Server) -> None:
         async with Open(server, tmp_path) as first:
@@ -427,7 +417,7 @@ def test_an_attempt_whose_secret_was_deleted_is_gone(ca: trustme.CA, tmp_path: P
 # -- ending ----------------------------------------------------------------------------------------------------
 
 
-def test_pods_are_never_forced_away_and_removal_leaves_nothing(ca: trustme.CA, tmp_path: Path) -> None:
+def test_pods_are_never_deleted_by_force_and_removal_leaves_nothing(ca: trustme.CA, tmp_path: Path) -> None:
     async def story(server: Server) -> None:
         async with Open(server, tmp_path) as made:
             handle = await made.submit(attempt())
@@ -454,8 +444,8 @@ def test_pods_are_never_forced_away_and_removal_leaves_nothing(ca: trustme.CA, t
     play(ca, story)
 
 
-def test_a_pod_that_was_told_to_end_holds_its_place_until_it_has(ca: trustme.CA, tmp_path: Path) -> None:
-    """The queue has given its place away already: what is on the node must be counted by whoever sees it."""
+def test_a_terminating_pod_holds_its_place_until_it_has_ended(ca: trustme.CA, tmp_path: Path) -> None:
+    """The queue has already given the place away, so the capacity of the node must count the pod."""
 
     async def story(server: Server) -> None:
         ready = {

@@ -1,5 +1,5 @@
-"""What the control loop is told of tasks, by contact and by what the cluster shows. Objects through a real API are in
-test_engine_objects; here are the looks that are hard to come by."""
+"""Observations of tasks for the control loop, from contact and from the state of the cluster. Objects through
+a real API are in test_engine_objects; these are rare states."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def look(
     )
 
 
-def test_a_task_that_answers_is_there() -> None:
+def test_a_task_that_answers_is_alive() -> None:
     (found,) = look(pods=[pod()])
     assert (found.run, found.attempt, found.task, found.incarnation) == (*KEY, 1)
     assert (found.presence, found.node, found.node_ready, found.waiting) == (Presence.ALIVE, "n1", True, "")
@@ -91,15 +91,15 @@ CONTACTS = [
 
 @pytest.mark.parametrize(("contact", "presence", "words", "hopeless"), CONTACTS)
 def test_what_silence_means(contact: Contact, presence: Presence, words: str, hopeless: str) -> None:
-    """One that never answered cannot be reached, which is ours to mend; one that did, or ran before this server
-    came, may be dead: that is for the vigil."""
+    """A task that never answered is unreachable; one that did, or that an earlier server started, may be
+    dead."""
     (found,) = look(pods=[pod()], contact=contact)
     assert (found.presence, found.hopeless) == (presence, hopeless)
     assert words in found.waiting and (words == "") == (found.waiting == "")
     assert found.node_ready is True
 
 
-def test_a_node_that_is_not_ready_is_silence_whatever_the_courier_said() -> None:
+def test_a_task_on_a_node_that_is_not_ready_is_silent_also_with_contact() -> None:
     (found,) = look(pods=[pod()], ready=False)
     assert (found.presence, found.node_ready) == (Presence.SILENT, False)
 
@@ -109,7 +109,7 @@ def test_proof_of_death_counts_on_any_node() -> None:
     assert (found.presence, found.cause) == (Presence.GONE, "evicted")
 
 
-def test_only_the_newest_incarnation_is_told() -> None:
+def test_only_the_newest_incarnation_is_reported() -> None:
     state = {"name": "main", "restartCount": 1, "lastState": {"terminated": {"exitCode": 137}}, "state": {}}
     dead = pod(1, containerStatuses=[state])
     (found,) = look(secrets=[secret({"worker-0": [2, "uid-2"]}, {"worker-0": 2})], pods=[pod(2), dead])
@@ -118,7 +118,7 @@ def test_only_the_newest_incarnation_is_told() -> None:
     assert (found.incarnation, found.presence) == (2, Presence.GONE), "an older one is no sign of the newer"
 
 
-def test_a_pod_that_is_gone_is_told_as_it_was_last() -> None:
+def test_a_pod_that_is_gone_is_reported_with_its_last_state() -> None:
     last = pod()
     last["status"]["conditions"] = [
         {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
@@ -129,7 +129,7 @@ def test_a_pod_that_is_gone_is_told_as_it_was_last() -> None:
     assert (found.proof, found.cause) == ("pod digits-7f3k-1-worker-0 was ended", "")
 
 
-def test_what_is_not_ours_by_its_labels_is_passed_over() -> None:
+def test_objects_with_other_labels_are_skipped() -> None:
     strange = pod()
     strange["metadata"]["labels"][names.RUN] = "../../etc"
     assert look(secrets=[], pods=[strange]) == []
@@ -139,7 +139,7 @@ def test_what_is_not_ours_by_its_labels_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3, 137])
-def test_a_container_without_a_launcher_that_ended_by_itself_holds(code: int) -> None:
+def test_a_container_without_a_launcher_that_ended_by_itself_is_alive(code: int) -> None:
     state = {
         "name": "main",
         "restartCount": 0,

@@ -1,4 +1,5 @@
-"""The log of a container without a launcher: taken in pieces, begun anew at any point, always the same bytes."""
+"""The log of a container without a launcher: read in pieces, restarted at any point, always with the same
+bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def lines(root: Path) -> list[str]:
 
 
 def source(count: int, seed: int = 1) -> list[bytes]:
-    """As the API shows it: nanoseconds, some of them the same, and times that end early."""
+    """As the API shows it: times in nanoseconds, some of them equal, some without trailing zeros."""
     rng = random.Random(seed)
     nanoseconds, found = 1_800_000_000 * 10**9, []
     for number in range(count):
@@ -37,7 +38,7 @@ def source(count: int, seed: int = 1) -> list[bytes]:
 
 
 def since(all_lines: list[bytes], begin: str) -> list[bytes]:
-    """What the API sends of them: from a whole second on."""
+    """The lines that the API sends from this whole second on."""
     return [line for line in all_lines if line[:19].decode() >= begin[:19]]
 
 
@@ -57,10 +58,10 @@ def test_times_and_text_are_kept(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 120))
-def test_whoever_begins_anew_loses_and_doubles_nothing(
+def test_a_restart_loses_and_repeats_no_line(
     tmp_path_factory: pytest.TempPathFactory, seed: int, size: int
 ) -> None:
-    """Servers die before or after they noted how far they were; streams break anywhere."""
+    """Servers are killed before or after they saved their position; streams break anywhere."""
     rng = random.Random(seed)
     whole, root = source(200, seed % 7), tmp_path_factory.mktemp("log")
     once = tmp_path_factory.mktemp("once")
@@ -76,7 +77,7 @@ def test_whoever_begins_anew_loses_and_doubles_nothing(
             if rng.random() < 0.1:
                 log.save()
         if rng.random() < 0.5:
-            log = opened(root, segment=4096)  # killed: what was not noted is written again
+            log = opened(root, segment=4096)  # killed: lines after the saved position are written again
     log = opened(root, segment=4096)
     log.feed(b"".join(since(whole, log.begin())))
     log.end()
@@ -98,7 +99,7 @@ def test_the_first_and_the_newest_stay_within_the_budget(tmp_path: Path) -> None
     assert opened(tmp_path, budget=64 << 10, segment=8 << 10).dropped == log.dropped
 
 
-def test_a_line_without_an_end_is_cut_and_nothing_breaks(tmp_path: Path) -> None:
+def test_an_endless_line_is_cut(tmp_path: Path) -> None:
     log = opened(tmp_path)
     log.begin()
     log.feed(b"2026-01-02T03:04:05Z " + b"x" * (3 << 20))
@@ -107,7 +108,7 @@ def test_a_line_without_an_end_is_cut_and_nothing_breaks(tmp_path: Path) -> None
     assert found[-1] == "z" and found[-2] == "not a time" and "".join(found[:-2]).count("x") == 3 << 20
 
 
-def test_damaged_notes_are_begun_anew(tmp_path: Path) -> None:
+def test_a_damaged_position_restarts_the_log(tmp_path: Path) -> None:
     log = opened(tmp_path)
     log.begin()
     log.feed(b"2026-01-02T03:04:05Z a\n")

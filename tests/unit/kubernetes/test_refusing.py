@@ -1,4 +1,4 @@
-"""What a cluster will not run is said by name, with what to do; what it can, passes."""
+"""Jobs that a cluster cannot run are refused by name and with the fix; others pass."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ BEYOND: list[tuple[dict[str, Any], str, str]] = [
 def test_what_a_job_adds_to_its_pods_reaches_not_beyond_them(
     pod: dict[str, Any], path: str, grant: str
 ) -> None:
-    """Whether it stands in the job or in a role; but where the admin allows it by name."""
+    """In the job and in a role; except where the admin allows it by name."""
     for key, job in (
         ("pod", {"run": "x", "image": "i", "pod": pod}),
         ("roles.ps.pod", {"run": "x", "image": "i", "roles": {"ps": {"pod": pod}}}),
@@ -151,14 +151,14 @@ def test_what_a_job_adds_to_its_pods_reaches_not_beyond_them(
         refuse(Job.from_json(job), ClusterConfig.from_json({"allow": [path]}), "prod")
 
 
-def test_all_that_reaches_beyond_is_named_at_once() -> None:
+def test_all_fields_that_reach_beyond_the_pod_are_named_at_once() -> None:
     pod = {"spec": {"hostNetwork": True, "hostPID": True}}
     with pytest.raises(Refused) as caught:
         refuse(Job.from_json({"run": "x", "image": "i", "pod": pod}), CONFIG, "prod")
     assert caught.value.details["keys"] == ["pod.spec.hostNetwork", "pod.spec.hostPID"]
 
 
-def test_the_clusters_own_claim_is_nobodys_to_mount() -> None:
+def test_a_job_cannot_mount_the_claim_of_the_cluster() -> None:
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "ours"}}
     for more in (
         {"mounts": {"/x": "pvc://ours/other-run"}},
@@ -170,12 +170,12 @@ def test_the_clusters_own_claim_is_nobodys_to_mount() -> None:
 
 
 @pytest.mark.parametrize("job", GOOD)
-def test_what_can_be_run_passes(job: dict[str, Any]) -> None:
+def test_supported_jobs_pass(job: dict[str, Any]) -> None:
     refuse(Job.from_json(job), CONFIG, "prod")
 
 
 @pytest.mark.parametrize(("job", "message", "hint", "key"), BAD)
-def test_what_cannot_is_refused_by_name(job: dict[str, Any], message: str, hint: str, key: str) -> None:
+def test_unsupported_jobs_are_refused_by_name(job: dict[str, Any], message: str, hint: str, key: str) -> None:
     with pytest.raises(Refused) as caught:
         refuse(Job.from_json(job), CONFIG, "prod")
     assert message in caught.value.message and hint in (caught.value.hint or "")

@@ -1,4 +1,4 @@
-"""What is sent to a cluster: whole manifests, and what must hold for every attempt."""
+"""Manifests that are sent to a cluster, compared as a whole, and invariants of every attempt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_kept_manifest_is_of_a_case() -> None:
     assert {path.stem for path in MANIFESTS.glob("*.yaml")} == set(CASES)
 
 
-# -- what must hold for every attempt --------------------------------------------------------------------------
+# -- invariants of every attempt -----------------------------------------------------------------------------
 
 slugs = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True)
 texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=40)
@@ -174,7 +174,7 @@ def test_pods_are_whole(given: tuple[Attempt, ClusterConfig]) -> None:
             for variable in one.get("env", []):
                 assert ("value" in variable) != ("valueFrom" in variable)
         used = {mount["name"] for one in containers(pod).values() for mount in one.get("volumeMounts", [])}
-        assert set(volumes) == used, "no volume that nobody uses"
+        assert set(volumes) == used, "no unused volume"
         for volume in volumes.values():
             for item in volume.get("secret", {}).get("items", []):
                 assert item["key"] in secret["data"]
@@ -183,7 +183,7 @@ def test_pods_are_whole(given: tuple[Attempt, ClusterConfig]) -> None:
 
 @few
 @given(attempts())
-def test_the_courier_has_what_it_reserves_and_everybody_is_restricted(
+def test_the_courier_has_its_reservation_and_all_containers_are_restricted(
     given: tuple[Attempt, ClusterConfig],
 ) -> None:
     attempt, config = given
@@ -235,7 +235,7 @@ def test_names_that_lead_elsewhere_are_refused() -> None:
             render(Attempt(name, 1, (TaskPlan("worker-0"),)), ClusterConfig(), KEYS, ORIGIN)
 
 
-def test_long_names_stay_apart() -> None:
+def test_long_names_stay_different() -> None:
     long = "x" * 60
     found = {names.pod_name(long, 1, f"worker-{number}", 1) for number in range(100)}
     assert len(found) == 100 and all(LABEL.fullmatch(name) for name in found)

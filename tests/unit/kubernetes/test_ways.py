@@ -1,4 +1,4 @@
-"""Which way to a courier is taken, and what happens when it fails."""
+"""Which route to a courier is used, and what happens when it fails."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from stoker.errors import EngineUnavailable
 from stoker.task import courier_protocol
 
 SIGNED = {courier_protocol.SESSION.lower(): "1 x y"}
+PROBED = ["10.0.0.1"]
 
 
-class Road:
-    """A way whose answers are given."""
+class Route:
+    """A route with scripted answers."""
 
     def __init__(self, name: str, told: list[str], answers: dict[str, Any]) -> None:
         self.name, self._told, self._answers = name, told, answers
@@ -38,15 +39,15 @@ def cluster(reach: str, address: str = "10.0.0.1") -> Any:
 
 def chosen(monkeypatch: pytest.MonkeyPatch, found: Any, answers: dict[str, Any], *, open_: bool) -> tuple[Any, list[str], list[str]]:  # fmt: skip
     told: list[str] = []
-    knocks: list[str] = []
+    probes: list[str] = []
 
-    async def knock(self: routes.Routes, address: str) -> bool:
-        knocks.append(address)
+    async def probe(self: routes.Routes, address: str) -> bool:
+        probes.append(address)
         return open_
 
-    monkeypatch.setattr(routes.Routes, "reachable", knock)
-    monkeypatch.setattr(routes._CurrentRoute, "_make", lambda self, name, address: Road(name, told, answers))
-    return routes.Routes(found).to("pod", "certificate"), told, knocks
+    monkeypatch.setattr(routes.Routes, "reachable", probe)
+    monkeypatch.setattr(routes._CurrentRoute, "_make", lambda self, name, address: Route(name, told, answers))
+    return routes.Routes(found).to("pod", "certificate"), told, probes
 
 
 def call(transport: Any, times: int) -> None:
@@ -60,34 +61,29 @@ def call(transport: Any, times: int) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("reach", ["direct", "proxy", "forward"])
-def test_an_admins_word_is_kept(monkeypatch: pytest.MonkeyPatch, reach: str) -> None:
-    transport, told, knocks = chosen(monkeypatch, cluster(reach), {reach: OSError("x")}, open_=False)
-    call(transport, 3)
-    assert told == [reach] * 3 and knocks == []
+REFUSED = {"direct": ConnectionRefusedError(), "proxy": SIGNED}
+ROUTES: dict[str, tuple[Any, bool, dict[str, Any], list[str], list[str]]] = {
+    "direct is configured": (cluster("direct"), False, {"direct": OSError("x")}, ["direct"] * 3, []),
+    "proxy is configured": (cluster("proxy"), False, {"proxy": OSError("x")}, ["proxy"] * 3, []),
+    "forward is configured": (cluster("forward"), False, {"forward": OSError("x")}, ["forward"] * 3, []),
+    "the pod can be reached": (cluster("auto"), True, {"direct": SIGNED}, ["direct"] * 5, PROBED),
+    "the pod cannot be reached": (cluster("auto"), False, {"proxy": SIGNED}, ["proxy"] * 3, PROBED),
+    "the proxy's answer has no signature":
+        (cluster("auto"), False, {"proxy": {}, "forward": SIGNED}, ["proxy", *["forward"] * 3], PROBED),
+    "a courier that is not up yet is waited for, but not forever":
+        (cluster("auto"), True, REFUSED, ["direct"] * routes._REFUSALS + ["proxy"] * 2, PROBED),
+    "the pod has no address": (cluster("auto", ""), True, {"proxy": SIGNED}, ["proxy"], []),
+}  # fmt: skip
 
 
-def test_the_pods_own_address_where_it_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport, told, knocks = chosen(monkeypatch, cluster("auto"), {"direct": SIGNED}, open_=True)
-    call(transport, 5)
-    assert told == ["direct"] * 5 and knocks == ["10.0.0.1"], "knocked at once"
+@pytest.mark.parametrize(("found", "open_", "answers", "told", "probes"), ROUTES.values(), ids=ROUTES.keys())
+def test_routes(monkeypatch, found, open_, answers, told, probes):
+    transport, taken, probed = chosen(monkeypatch, found, answers, open_=open_)
+    call(transport, len(told))
+    assert (taken, probed) == (told, probes)
 
 
-def test_the_proxy_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport, told, _ = chosen(monkeypatch, cluster("auto"), {"proxy": SIGNED}, open_=False)
-    call(transport, 3)
-    assert told == ["proxy"] * 3
-
-
-def test_a_tunnel_where_proxying_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The API server's own answer is nobody's signature."""
-    answers = {"proxy": {}, "forward": SIGNED}
-    transport, told, _ = chosen(monkeypatch, cluster("auto"), answers, open_=False)
-    call(transport, 4)
-    assert told == ["proxy", "forward", "forward", "forward"]
-
-
-def test_what_worked_gets_another_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_route_that_worked_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, Any] = {"direct": SIGNED, "proxy": SIGNED}
     transport, told, _ = chosen(monkeypatch, cluster("auto"), answers, open_=True)
     call(transport, 1)
@@ -96,14 +92,7 @@ def test_what_worked_gets_another_chance(monkeypatch: pytest.MonkeyPatch) -> Non
     assert told == ["direct", "direct", "direct", "proxy"]
 
 
-def test_a_courier_that_is_not_up_yet_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"direct": ConnectionRefusedError(), "proxy": SIGNED}
-    transport, told, _ = chosen(monkeypatch, cluster("auto"), answers, open_=True)
-    call(transport, routes._REFUSALS + 2)
-    assert told == ["direct"] * routes._REFUSALS + ["proxy"] * 2
-
-
-def test_an_api_server_that_is_away_does_not_close_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_api_server_does_not_close_the_direct_route(monkeypatch: pytest.MonkeyPatch) -> None:
     found = cluster("auto")
     transport, told, _ = chosen(monkeypatch, found, {"direct": SIGNED}, open_=True)
     call(transport, 1)
@@ -116,13 +105,7 @@ def test_an_api_server_that_is_away_does_not_close_the_direct_way(monkeypatch: p
     assert told == ["direct"] * 3
 
 
-def test_a_pod_without_an_address_is_reached_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport, told, _ = chosen(monkeypatch, cluster("auto", ""), {"proxy": SIGNED}, open_=True)
-    call(transport, 1)
-    assert told == ["proxy"]
-
-
-def test_knocking_is_remembered_for_all_pods() -> None:
+def test_reachability_is_remembered_for_all_pods() -> None:
     async def work() -> None:
         found = routes.Routes(cluster("auto"))
         assert await found.reachable("127.0.0.1"), "the port is closed, but the host answers"

@@ -1,4 +1,4 @@
-"""The bundle: one content in three forms, and the verbs it answers."""
+"""The bundle: the same content in three forms, and its commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def zipped(tmp_path: Path) -> Path:
 
 
 def made_by(program: str, place: Path, tmp_path: Path) -> Path:
-    """What `init` of a bundle unpacks."""
+    """The files that `init` of a bundle unpacks."""
     (tmp_path / "task.json").write_text('{"run": "r", "attempt": 1, "task": "worker-0"}')
     command = [*BARE, program, "init", str(tmp_path / "task.json"), str(tmp_path / "task"), str(place)]
     subprocess.run(command, check=True, cwd="/", env={})
@@ -56,11 +56,11 @@ def test_the_zip_is_the_same_whenever_it_is_made(zipped: Path, tmp_path: Path) -
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert again.read_bytes() == zipped.read_bytes() == bundle.zip_bytes()
     assert done.stdout.strip() == bundle.digest()
-    # It travels as a ConfigMap, which holds a mebibyte.
+    # It is sent as a ConfigMap, which holds at most one mebibyte.
     assert len(bundle.zip_bytes()) < 400_000
 
 
-def test_training_code_sees_nothing_of_the_courier(tmp_path: Path) -> None:
+def test_training_code_cannot_import_the_courier(tmp_path: Path) -> None:
     root = Path(bundle.write(str(tmp_path)))
     assert not (root / "stoker" / "courier").exists()
     source = Path(bundle.__file__).parents[1] / "courier"
@@ -83,12 +83,12 @@ def test_the_courier_is_found_in_the_zip(zipped: Path) -> None:
 @pytest.mark.parametrize(
     "argv", [[], ["dance"], ["init"], ["launch"], ["launch", "-x"], ["collect", "/tmp", "two"], ["shell"]]
 )
-def test_wrong_words(argv: list[str], zipped: Path) -> None:
+def test_wrong_arguments(argv: list[str], zipped: Path) -> None:
     done = subprocess.run([*BARE, str(zipped), *argv], capture_output=True, text=True, cwd="/", env={})
     assert done.returncode == 64 and done.stderr.startswith("usage:")
 
 
-def test_init_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_reports_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = tmp_path / "task.json"
     task.write_text('{"run": "r", "attempt": "one", "task": "worker-0"}')
     assert task_init.main(str(task), str(tmp_path / "t"), str(tmp_path / "b")) == task_init.BAD_INPUT
@@ -99,7 +99,7 @@ def test_init_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert str(tmp_path / "t") in capsys.readouterr().err
 
 
-def test_init_finishes_what_was_cut_short(tmp_path: Path) -> None:
+def test_init_finishes_an_interrupted_init(tmp_path: Path) -> None:
     """The task is in a mounted Secret, where every file is a link."""
     task, root, place = tmp_path / "order" / "task.json", tmp_path / "task", tmp_path / "bin"
     (tmp_path / "order" / "..2026").mkdir(parents=True)
@@ -118,7 +118,7 @@ def test_init_finishes_what_was_cut_short(tmp_path: Path) -> None:
 
 
 def test_init_makes_the_tasks_part_of_a_shared_volume(tmp_path: Path) -> None:
-    """Tasks of one run, each as a user of its own: what the first one makes lets the second one in."""
+    """Tasks of one run have different users; each can write into the directory that the first one makes."""
     task, volume = tmp_path / "task.json", tmp_path / "volume"
     formats.write_json(str(task), TASK)
     volume.mkdir()
@@ -134,7 +134,7 @@ def test_init_makes_the_tasks_part_of_a_shared_volume(tmp_path: Path) -> None:
 
 
 def test_the_command_finds_a_python_that_is_new_enough(tmp_path: Path) -> None:
-    """Python 2 and scripts that only look like one are passed over."""
+    """Python 2 and scripts named like Python are skipped."""
     for name, text in (
         ("python3", "exit 1"),
         ("python", "exit 2"),
@@ -151,8 +151,9 @@ def test_the_command_finds_a_python_that_is_new_enough(tmp_path: Path) -> None:
     assert subprocess.run(named, capture_output=True, text=True).stdout == "['launch'] 1 1\n"
 
 
-def test_a_signal_that_came_too_early_is_heard(tmp_path: Path, zipped: Path) -> None:
-    """As init of a container a process loses signals it does not listen to yet; they are held back instead."""
+def test_an_early_signal_is_handled(tmp_path: Path, zipped: Path) -> None:
+    """The kernel drops signals that the first process of a container does not handle yet, so they are blocked
+    until it does."""
     root = tmp_path / "task"
     root.mkdir()
     formats.write_json(str(root / layout.TASK), TASK)

@@ -1,4 +1,4 @@
-"""What a launcher finds out about the container it is in. Real containers are in tests/integration."""
+"""What a launcher detects about its container. Real containers are in tests/integration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def files(folder: Path, **content: str) -> str:
 
 
 def test_own_group_of_version_2_in_its_namespace(tmp_path: Path) -> None:
-    """containerd and podman: the container's group looks like the top."""
+    """containerd and podman: the group of the container looks like the root."""
     where = files(
         tmp_path,
         memory__current="5000\n",
@@ -43,7 +43,7 @@ def test_own_group_of_version_2_in_its_namespace(tmp_path: Path) -> None:
 
 
 def test_own_group_of_version_1(tmp_path: Path) -> None:
-    """The kubelet's path is that of the machine; the container is shown only its own part, read-only."""
+    """The kubelet's path is that of the machine; the container sees only its own part, read-only."""
     unlimited = str(0x7FFFFFFFFFFFF000)
     memory = files(
         tmp_path / "memory", memory__usage_in_bytes="5", memory__limit_in_bytes=unlimited, memory__failcnt="3"
@@ -64,12 +64,12 @@ def test_own_group_of_version_1(tmp_path: Path) -> None:
     assert (group.oom_kills(), group.memory_hits()) == (None, 3)
 
 
-def test_no_group_to_be_seen() -> None:
+def test_no_visible_group() -> None:
     assert container_env.own_group("", "0::/\n") is None
     assert container_env.own_group("600 500 0:28 / /nowhere ro - cgroup2 cgroup rw\n", "0::/\n") is None
 
 
-def test_a_container_s_limits_are_not_ours_to_set() -> None:
+def test_limits_of_a_container_are_not_changed() -> None:
     info = container_env.adapted(TaskInfo("r", 1, "worker-0", cpu=1.0, memory=5, pid_namespace=True))
     assert (info.cpu, info.memory, info.pid_namespace) == (None, 5, False)
     assert spawn.affinity(info) is None
@@ -104,7 +104,7 @@ def test_what_a_body_inherits(
     assert not {"STOKER_KEY", "PWD", "SHLVL"} & set(found)
 
 
-def test_the_image_s_environment_lies_under_the_job_s(
+def test_the_environment_of_the_job_overrides_that_of_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -120,7 +120,7 @@ def test_the_image_s_environment_lies_under_the_job_s(
 
 
 def test_secrets_from_files(tmp_path: Path) -> None:
-    """As a Secret is mounted: links into a version of it."""
+    """A mounted Secret consists of links into a versioned directory."""
     version = tmp_path / "..2026_01_01"
     version.mkdir()
     (version / "TOKEN").write_text("one\r\ntwo\n")
@@ -145,8 +145,9 @@ def test_secrets_from_files(tmp_path: Path) -> None:
         (exit_reason.Memory("boot 1 78", 9, limit=64 << 20), "lost"),
     ],
 )
-def test_a_body_nobody_saw_the_end_of(memory: exit_reason.Memory, kind: str) -> None:
-    """The count of the same group proves it; that of another one, of a container started anew, proves nothing."""
+def test_a_body_whose_end_was_not_observed(memory: exit_reason.Memory, kind: str) -> None:
+    """The count of the same group proves it; the count of another group, after a restart of the container,
+    proves nothing."""
     found = exit_reason.lost(STARTED, 5.0, memory)
     assert (found.kind, found.seq, found.generation, found.limit) == (kind, 4, 2, 64 << 20)
     assert exit_reason.lost({**STARTED, "memory": "x"}, 5.0, memory).kind == "lost"

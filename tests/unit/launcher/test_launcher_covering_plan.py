@@ -1,4 +1,4 @@
-"""What is to be covered of a home, from names and mounts alone."""
+"""Which directories of a home are covered, from names and mounts alone."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def test_the_same_directory_through_other_mounts() -> None:
         ("/srv/ada/stoker", place),
         ("/srv/secrets", f"{place}/secrets"),
     ]
-    # What is mounted at the same point later hides what was there.
+    # A later mount at the same point hides the earlier one.
     assert elsewhere(place, [root, Mounted("8:9", "/", "/home"), disk, again]) == [
         ("/mnt/all/ada/stoker", place)
     ]
-    # Below the home nothing else is in sight once it is covered.
+    # Mounts below the home are hidden when the home is covered.
     assert elsewhere(place, [root, disk, Mounted("8:2", "/ada/stoker/blobs", f"{place}/runs")]) == []
 
 
-def test_what_is_the_servers_in_a_home() -> None:
+def test_files_of_the_server_in_a_home() -> None:
     for name in (
         "secrets",
         "secrets.old",
@@ -53,7 +53,7 @@ def test_what_is_the_servers_in_a_home() -> None:
         assert not is_own(name, HOME.names), name
 
 
-def test_directories_and_links_of_a_person_in_the_home(tmp_path: Path) -> None:
+def test_directories_and_links_of_a_user_in_the_home(tmp_path: Path) -> None:
     for name in ("data", "secrets", "runs.old"):
         (tmp_path / name).mkdir()
     (tmp_path / "file").write_text("x")

@@ -19,7 +19,7 @@ def decode(framed: bytes) -> list[LogLine]:
 
 
 def whole(records: list[LogLine]) -> list[bytes]:
-    """Lines, put together again from their parts."""
+    """Lines, joined from their parts."""
     lines, begun = [], b""
     for record in records:
         begun += record.text
@@ -47,8 +47,8 @@ def test_decode_is_the_inverse_of_encode(stream: str, ms: int, text: bytes, part
 
 @settings(max_examples=300)
 @given(pieces, st.sampled_from([0.0, QUIET * 2]))
-def test_nothing_is_lost_or_invented_without_carriage_returns(chunks: list[bytes], every: float) -> None:
-    """However the bytes are cut, and however long the pauses between the pieces are."""
+def test_lines_without_carriage_returns_are_complete(chunks: list[bytes], every: float) -> None:
+    """For any pieces, with any pauses between them."""
     chunks = [chunk.replace(b"\r", b"") for chunk in chunks]
     expected = b"".join(chunks).split(b"\n")
     if not expected[-1]:
@@ -79,7 +79,7 @@ def test_long_lines_are_split_and_can_be_put_together() -> None:
 
 
 def test_progress_bar() -> None:
-    """A state now and then, the last one for sure, none twice."""
+    """Some states are shown, always the last one, none twice."""
     stream, out = Stream("e"), b""
     for step in range(10_001):
         now = step * 0.002
@@ -111,7 +111,7 @@ def test_memory_stays_bounded_without_newlines() -> None:
         assert len(stream.pending) <= MAX_LINE + 2
 
 
-def test_secrets_are_taken_out() -> None:
+def test_secrets_are_redacted() -> None:
     redact = Redactor(
         [("TOKEN", "hunter2-hunter2"), ("SHORT", "1"), ("KEY", "line one here\nline two here\n")]
     )
@@ -124,7 +124,7 @@ def test_secrets_are_taken_out() -> None:
 class TestMarked:
     """Lines of several processes in one log."""
 
-    def test_every_line_bears_the_mark(self) -> None:
+    def test_every_line_has_the_mark(self) -> None:
         records = feed(
             PrefixedStream("o", None, "[r3] "), [b"one\ntw", b"o\n", b"thr", b"ee"], every=QUIET * 3
         )

@@ -1,4 +1,4 @@
-"""Copies of checkpoints give way to the training, and only for as long as there is one."""
+"""Copies of checkpoints give way to the training while it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.linux import direct_io, idle_throttle
 
 @pytest.fixture
 def paused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of every pause: whether somebody waited for the copy."""
+    """For every pause: whether the copy was urgent."""
     told: list[bool] = []
     monkeypatch.setattr(idle_throttle.IdleThrottle, "pause", lambda self: told.append(self._hurried()))
     monkeypatch.setattr(direct_io, "LARGE", 100_000)
@@ -45,9 +45,7 @@ def copied(stager: Stager, job: StagingJob) -> StagingOutcome:
     return outcome
 
 
-def test_a_large_copy_gives_way_and_a_small_one_is_over_before_it_matters(
-    tmp_path: Path, paused: list[bool]
-) -> None:
+def test_a_large_copy_gives_way_and_a_small_one_does_not(tmp_path: Path, paused: list[bool]) -> None:
     stager = Stager(lambda: None)
     assert copied(stager, job(tmp_path, b"x" * 99_999)).status == "staged"
     assert paused == []
@@ -65,7 +63,7 @@ def test_it_also_gives_way_while_the_copy_is_verified(tmp_path: Path, paused: li
     stager.close()
 
 
-def test_nobody_is_given_way_to_when_the_training_is_over(tmp_path: Path, paused: list[bool]) -> None:
+def test_after_the_training_copies_do_not_give_way(tmp_path: Path, paused: list[bool]) -> None:
     stager = Stager(lambda: None)
     stager.hurry(True)
     assert copied(stager, job(tmp_path, b"x" * 500_000)).status == "staged"
@@ -77,7 +75,7 @@ def test_nobody_is_given_way_to_when_the_training_is_over(tmp_path: Path, paused
     stager.close()
 
 
-def test_a_copy_under_way_hurries_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_copy_becomes_urgent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     begun, told = threading.Event(), threading.Event()
 
@@ -100,7 +98,7 @@ def test_a_copy_under_way_hurries_from_then_on(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("size", [99_999, 100_000])
 @pytest.mark.parametrize("hashed", [True, False])
-def test_large_files_are_hashed_where_somebody_needs_it(
+def test_large_files_are_hashed_on_request(
     tmp_path: Path, paused: list[bool], size: int, hashed: bool
 ) -> None:
     data = b"x" * size
@@ -110,20 +108,20 @@ def test_large_files_are_hashed_where_somebody_needs_it(
     assert (tmp_path / "000001.tmp" / "last.bin").read_bytes() == data
     again = job(tmp_path, data, hashed=hashed)
     again.known = first.content
-    assert stager.stage(again).status == ("same" if expected else "staged"), "what was not read is not known"
+    assert stager.stage(again).status == ("same" if expected else "staged"), "without a hash it is not known"
     second = job(tmp_path, b"y" * size, hashed=hashed)
     second.known = first.content
     assert stager.stage(second).status == "staged"
 
 
-def test_one_that_was_written_to_before_hurries(tmp_path: Path, paused: list[bool]) -> None:
+def test_an_impatient_copy_is_urgent(tmp_path: Path, paused: list[bool]) -> None:
     stager = Stager(lambda: None)
     assert copied(stager, job(tmp_path, b"x" * 500_000, patient=False)).status == "staged"
     assert set(paused) == {True}
     stager.close()
 
 
-def test_one_that_others_wait_for_hurries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_before_others_is_urgent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     begun, another = threading.Event(), threading.Event()
 
@@ -145,7 +143,7 @@ def test_one_that_others_wait_for_hurries(tmp_path: Path, monkeypatch: pytest.Mo
     stager.close()
 
 
-def test_rests_are_not_part_of_what_a_copy_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_do_not_count_as_copying_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def pause(self: idle_throttle.IdleThrottle) -> None:
         self.rested += 1000.0
 
@@ -156,7 +154,7 @@ def test_rests_are_not_part_of_what_a_copy_takes(tmp_path: Path, monkeypatch: py
     stager.close()
 
 
-def test_whatever_goes_wrong_with_a_copy_is_said_and_the_next_one_is_made(
+def test_any_error_of_a_copy_is_reported_and_the_next_one_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: object) -> None:

@@ -1,4 +1,4 @@
-"""The remote shell that MPI is given in place of ssh, and what each MPI is told."""
+"""The remote shell that MPI uses in place of ssh, and the input of each MPI."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from stoker.launcher import helpers
 from stoker.launcher.helpers import horovod, mpirun, rsh_protocol
 from stoker.launcher.helpers.rsh_client import Host, ask, parse, read_hosts
 from stoker.launcher.helpers.rsh_server import Shell, own_place
+from support.processes import alive
 from support.waiting import wait
 
 KEY = "sesame-sesame"
@@ -44,7 +45,7 @@ class TestRemoteShell:
         out, err = capfdbinary.readouterr()
         assert (out, err) == (b"out\n", b"err\n")
 
-    def test_a_signal_is_told_as_a_shell_tells_it(self, shell: Shell) -> None:
+    def test_a_signal_has_the_exit_status_of_a_shell(self, shell: Shell) -> None:
         assert ask(at(shell), "kill -9 $$", KEY) == 128 + signal.SIGKILL
 
     def test_much_output(self, shell: Shell, capfdbinary: Any) -> None:
@@ -70,8 +71,8 @@ class TestRemoteShell:
         assert ask(at(shell), "true", KEY) == 0
         assert not (tmp_path / "ran").exists()
 
-    def test_who_repeats_what_it_heard_is_refused(self, shell: Shell) -> None:
-        """The proof holds for one connection only."""
+    def test_a_replayed_request_is_refused(self, shell: Shell) -> None:
+        """A proof is valid for one connection only."""
         with socket.create_connection(("127.0.0.1", shell.port)) as sock:
             first = rsh_protocol.receive(sock)["nonce"]
             second = rsh_protocol.nonce()
@@ -96,7 +97,7 @@ class TestRemoteShell:
             with pytest.raises(rsh_protocol.Refused):
                 rsh_protocol.receive(sock)
 
-    def test_a_shell_without_the_key_is_not_believed(self) -> None:
+    def test_a_shell_without_the_key_is_refused(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
 
             def pretend() -> None:
@@ -113,10 +114,10 @@ class TestRemoteShell:
             thread.join()
 
     @pytest.mark.parametrize("what", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b'{"mac": 3}\n'])
-    def test_who_says_something_else_is_refused(self, shell: Shell, what: bytes) -> None:
+    def test_other_protocols_are_refused(self, shell: Shell, what: bytes) -> None:
         with socket.create_connection(("127.0.0.1", shell.port)) as sock:
             rsh_protocol.receive(sock)
-            # It may be refused before all of this is said.
+            # The connection may be closed before all of this is sent.
             with contextlib.suppress(OSError):
                 sock.sendall(what)
                 sock.shutdown(socket.SHUT_WR)
@@ -124,7 +125,7 @@ class TestRemoteShell:
         assert ask(at(shell), "true", KEY) == 0
 
     def test_the_command_ends_with_its_connection(self, shell: Shell, tmp_path: Path) -> None:
-        """The agent is killed; what it started does not stay."""
+        """The agent is killed; the command that it started ends too."""
         mark = tmp_path / "pid"
         env = {**os.environ, "STOKER_WORLD_KEY": KEY, "STOKER_MPI_HOSTS": f"w=127.0.0.1:{shell.port}*1"}
         agent = subprocess.Popen(
@@ -133,9 +134,9 @@ class TestRemoteShell:
         pid = int(wait(lambda: mark.exists() and mark.read_text().strip()))
         agent.kill()
         agent.wait()
-        wait(lambda: not _lives(pid))
+        wait(lambda: not alive(pid))
 
-    def test_asked_to_end_it_waits_for_what_runs(self, tmp_path: Path) -> None:
+    def test_when_terminated_it_waits_for_running_commands(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         shell = subprocess.Popen(
@@ -165,7 +166,7 @@ class TestRemoteShell:
             assert shell.stdout is not None
             shell.stdout.close()
 
-    def test_a_taken_port_is_said(self) -> None:
+    def test_a_port_in_use_is_reported(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             done = subprocess.run(
                 helpers.again("remote-shell", "127.0.0.1", str(taken.getsockname()[1])),
@@ -177,7 +178,7 @@ class TestRemoteShell:
         assert "Address already in use" in done.stderr
 
 
-def test_each_task_has_a_place_of_its_own_and_leaves_nothing_there() -> None:
+def test_each_task_has_its_own_directory_and_leaves_no_files() -> None:
     one, other = own_place("/tasks/a/1/worker-0"), own_place("/tasks/a/1/worker-1")
     try:
         assert one != other
@@ -211,7 +212,7 @@ class TestAgent:
         ]
         assert read_hosts("") == []
 
-    def test_a_host_nobody_knows(self) -> None:
+    def test_an_unknown_host(self) -> None:
         env = {**os.environ, "STOKER_MPI_HOSTS": "worker-0=127.0.0.1:1*1"}
         done = subprocess.run(
             helpers.again("mpi-agent", "worker-7", "true"), env=env, capture_output=True, text=True
@@ -252,7 +253,7 @@ class TestMpirun:
         assert agent.endswith(' mpi-agent "$@"\n')
         assert (tmp_path / "agent").stat().st_mode & 0o777 == 0o700
 
-    def test_what_open_mpi_4_and_5_and_mpich_read(self) -> None:
+    def test_files_of_open_mpi_4_and_5_and_mpich(self) -> None:
         env = mpirun.environment(self.HOSTS, "/task/mpi", 30.0)
         assert env == {
             "PWD": "/proc/self/cwd",
@@ -291,7 +292,7 @@ class TestMpirun:
         assert env["OMPI_MCA_odls_base_sigkill_timeout"] == "1"
 
 
-def test_horovods_words_for_what_mpi_says() -> None:
+def test_variables_of_horovod_from_those_of_mpi() -> None:
     said = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
     assert horovod.variables({f"OMPI_COMM_WORLD_{name}": value for name, value in said.items()}) == {
         "HOROVOD_RANK": "3",
@@ -304,11 +305,3 @@ def test_horovods_words_for_what_mpi_says() -> None:
         "HOROVOD_CPU_OPERATIONS": "mpi",
     }
     assert horovod.variables({}) == {}
-
-
-def _lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"

@@ -1,4 +1,4 @@
-"""The lease by its rule (stoker/launcher/lease.py), on a clock that only the test moves."""
+"""The rule of the lease (stoker/launcher/lease.py), on a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY = 5.0
 
 
 class Story:
-    """A launcher that looks, a server that asks or does not."""
+    """A launcher that looks, and a server that makes contact or does not."""
 
     def __init__(self, lease: float = LEASE, *, exclusive: bool = False) -> None:
         self.now = 50.0
@@ -27,7 +27,7 @@ class Story:
             self.ended = self.now
 
     def goes_on(self, seconds: float, asked_every: float | None = None) -> None:
-        """Looks when due; the server asks meanwhile, or not."""
+        """The launcher looks when due; the server makes contact meanwhile, or not."""
         end = self.now + seconds
         asked = self.now
         while self.now < end and self.ended is None:
@@ -38,13 +38,13 @@ class Story:
             self.look()
 
     def is_away(self, seconds: float, *, asked: bool = False) -> None:
-        """Stopped or frozen: it looks only afterwards."""
+        """Stopped or frozen: the launcher looks only afterwards."""
         self.now += seconds
         self.contact += asked
         self.look()
 
 
-def test_silence_ends_it_after_its_lease() -> None:
+def test_without_contact_it_ends_after_its_lease() -> None:
     story = Story()
     story.goes_on(LEASE - EVERY)
     assert story.ended is None
@@ -52,7 +52,7 @@ def test_silence_ends_it_after_its_lease() -> None:
     assert story.ended == pytest.approx(50.0 + LEASE, abs=EVERY)
 
 
-def test_contact_keeps_it() -> None:
+def test_contact_extends_the_lease() -> None:
     story = Story()
     story.goes_on(20 * LEASE, asked_every=LEASE / 2)
     assert story.ended is None
@@ -61,7 +61,7 @@ def test_contact_keeps_it() -> None:
     assert story.ended is not None and story.ended - asked <= LEASE + EVERY
 
 
-def test_one_that_slept_gives_the_server_time_to_find_it() -> None:
+def test_after_a_sleep_the_server_has_time_for_contact() -> None:
     story = Story()
     story.is_away(30 * LEASE)
     assert story.ended is None
@@ -73,24 +73,16 @@ def test_one_that_slept_gives_the_server_time_to_find_it() -> None:
     assert story.ended is not None
 
 
-def test_one_that_slept_ends_when_nobody_comes() -> None:
+@pytest.mark.parametrize("asked", [False, True], ids=["no contact", "contact just before the sleep"])
+def test_after_a_sleep_it_ends_without_a_new_contact(asked: bool) -> None:
     story = Story()
-    story.is_away(30 * LEASE)
+    story.is_away(30 * LEASE, asked=asked)
     woke = story.now
     story.goes_on(LEASE)
     assert story.ended == pytest.approx(woke + REPRIEVE, abs=EVERY)
 
 
-def test_a_contact_before_it_slept_is_not_taken_for_a_new_one() -> None:
-    """The file changed just before everything froze, and was not looked at any more."""
-    story = Story()
-    story.is_away(30 * LEASE, asked=True)
-    woke = story.now
-    story.goes_on(LEASE)
-    assert story.ended == pytest.approx(woke + REPRIEVE, abs=EVERY)
-
-
-def test_a_short_nap_is_nothing() -> None:
+def test_a_short_sleep_does_not_count() -> None:
     story = Story()
     story.goes_on(LEASE / 2)
     story.is_away(MISSED_CHECKS * EVERY * 2)
@@ -99,7 +91,7 @@ def test_a_short_nap_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_exclusive_has_no_moment_more(asked: bool) -> None:
+def test_exclusive_ends_at_once_after_its_lease(asked: bool) -> None:
     story = Story(exclusive=True)
     story.is_away(LEASE + 1, asked=asked)
     assert story.ended == story.now
@@ -110,8 +102,8 @@ def test_exclusive_has_no_moment_more(asked: bool) -> None:
         st.tuples(st.sampled_from(["goes on", "away"]), st.floats(0.1, 3000), st.booleans()), max_size=25
     )
 )
-def test_exclusive_never_outlives_what_the_server_counts(steps: list[tuple[str, float, bool]]) -> None:
-    """Whoever looks at all, looks before the server gives its place away; frozen past that, it ends at once."""
+def test_exclusive_ends_before_the_server_gives_its_place_away(steps: list[tuple[str, float, bool]]) -> None:
+    """A launcher that was frozen for longer than that ends at once."""
     story = Story(exclusive=True)
     asked = story.now
     for what, seconds, contact in steps:

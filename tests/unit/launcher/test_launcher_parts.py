@@ -1,4 +1,4 @@
-"""The launcher's parts on their own: segments, journal, endings, environment, samples, bundle."""
+"""Single parts of the launcher: segments, journal, endings, environment, samples, bundle."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TestSegments:
         texts = [LogLine.decode(line).text for line in kept.split(b"\n")[:-1]]
         assert texts[0].startswith(b"0 ") and texts[-1].startswith(b"%d " % (count - 1))
 
-    def test_goes_on_after_a_restart(self, directory: str) -> None:
+    def test_continues_after_a_restart(self, directory: str) -> None:
         first = Segments(directory, 1 << 20, 1 << 18)
         first.write(LogLine("o", 1, b"one").encode())
         second = Segments(directory, 1 << 20, 1 << 18)
@@ -71,7 +71,7 @@ class TestSegments:
         assert second.number == 2 and second.written == 16
         assert Path(directory, "log", "000001.log").read_bytes() == b"o 1 one\n"
 
-    def test_a_directory_that_is_gone_loses_output_and_nothing_else(self, directory: str) -> None:
+    def test_without_its_directory_only_output_is_lost(self, directory: str) -> None:
         segments = Segments(directory, 1 << 20, 1 << 18)
         Path(directory, "log").rmdir()
         segments.write(b"o 1 x\n")
@@ -105,7 +105,7 @@ def test_clean() -> None:
 
 
 class TestJournal:
-    def test_remembers_what_was_used_up(self, directory: str) -> None:
+    def test_finds_the_used_numbers_again(self, directory: str) -> None:
         journal = Journal(directory)
         assert (journal.used, journal.unfinished) == (0, None)
         journal.append({"k": "starting", "seq": 3, "generation": 1})
@@ -115,7 +115,7 @@ class TestJournal:
         again.append({"k": "ended", "seq": 3, "generation": 1, "kind": "exit"})
         assert Journal(directory).unfinished is None
 
-    def test_a_failed_append_leaves_nothing(self, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_append_leaves_no_bytes(self, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
         journal = Journal(directory)
         journal.append({"k": "starting", "seq": 1})
         before = Path(journal.path).read_bytes()
@@ -174,7 +174,7 @@ class TestEndings:
 
 
 class TestEnvironment:
-    def test_what_the_launcher_knows_wins(self) -> None:
+    def test_variables_of_the_launcher_win(self) -> None:
         asked = order(env={"STOKER_RUN": "forged", "STOKER_RESUME_FROM": "/old", "PYTHONUNBUFFERED": "0"})
         env = spawn.environment("/d", info(), asked, {"S": "x"}, "/bundle")
         assert env["STOKER_RUN"] == "r" and "STOKER_RESUME_FROM" not in env
@@ -228,7 +228,7 @@ def test_samples_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert lines[0] == '{"n":0}' and int(lines[-1][5:-1]) > 2000
 
 
-def test_use_is_told_as_it_is_now_and_at_its_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_has_current_and_peak_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = sampler.Sampler(str(tmp_path), info(), ProcessTree())
     begun = taken._next_sample
     spent = iter((1.5, 2.0))
@@ -243,8 +243,9 @@ def test_use_is_told_as_it_is_now_and_at_its_peak(tmp_path: Path, monkeypatch: p
     assert not {"cpu", "gpu"} & set(taken.usage) and taken.usage["cpu_peak"] == 1.5
 
 
-def test_bundle_is_complete_and_finds_what_is_installed_as_well(tmp_path: Path) -> None:
-    """Modules of the bundle import without the rest of Stoker; with it, the rest is found too."""
+def test_bundle_is_complete_and_finds_an_installed_stoker(tmp_path: Path) -> None:
+    """Modules of the bundle import without the rest of Stoker; where the rest is installed, it is found
+    too."""
     path = bundle.write(str(tmp_path))
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); import stoker, stoker.launcher.forkserver.server, stoker.task.local_directory\n"

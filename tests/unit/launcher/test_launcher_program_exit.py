@@ -1,4 +1,4 @@
-"""A program in a process that was kept warm ends as below plain Python: output, files, exit status."""
+"""A program in a warm process ends like one started by Python: output, files, exit status."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def plain(folder: Path, *words: str) -> Ended:
 
 
 def warm(folder: Path, code: str, *words: str) -> Ended:
-    """The module that it would keep is not there: it makes no copy, and is the program all the same."""
+    """The module to keep warm is missing: the process makes no copy of itself, and runs the program."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         own = [code, "warm", str(theirs.fileno()), str(os.getpid()), "not_a_module"]
@@ -204,7 +204,7 @@ def test_a_module_ends_as_python_does(tmp_path: Path, code: str, end: str) -> No
     assert vars(found) == vars(wanted)
 
 
-def test_a_status_that_is_no_number_of_c(tmp_path: Path, code: str) -> None:
+def test_an_exit_status_that_does_not_fit_into_c(tmp_path: Path, code: str) -> None:
     by_python, by_us = folders(tmp_path, "raise SystemExit(2**70)")
     assert plain(by_python, "train.py").code == warm(by_us, code, "train.py").code == 255
 
@@ -225,7 +225,7 @@ sys.stdout.write("done\\n")
 def test_an_abort_in_the_teardown_of_the_interpreter_does_not_happen(
     tmp_path: Path, code: str, owner: str
 ) -> None:
-    """Below plain Python it does: threads of gloo abort like this now and then."""
+    """With plain Python it does happen: threads of gloo sometimes abort like this."""
     by_python, by_us = folders(tmp_path, f"{TEARDOWN}{owner} = Native()\n")
     assert plain(by_python, "train.py").code == -signal.SIGABRT
     found = warm(by_us, code, "train.py")
@@ -239,7 +239,7 @@ def test_an_abort_of_the_program_itself_still_counts(tmp_path: Path, code: str) 
 
 
 def test_a_file_whose_lock_is_held_does_not_keep_it_from_ending(tmp_path: Path, code: str) -> None:
-    """A thread writes more into a pipe than it holds, and nothing reads it."""
+    """A thread writes more into a pipe than fits, and nothing reads it."""
     text = """
     import os, select, threading
     reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""Code that sets variables which libraries read, told from code that does not."""
+"""Detects code that sets environment variables which libraries read at import."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def test_of_what_it_imports(tmp_path: Path, line: str) -> None:
     (tmp_path / "train.py").write_text(line)
     assert sets_environment([str(tmp_path / "train.py")])
     (tmp_path / "train.py").write_text("import torch")
-    assert not sets_environment([str(tmp_path / "train.py")]), "who does not import it is not concerned"
+    assert not sets_environment([str(tmp_path / "train.py")]), (
+        "a script that does not import it is not affected"
+    )
 
 
 def test_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

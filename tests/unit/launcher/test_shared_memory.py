@@ -1,4 +1,4 @@
-"""Whose a file in memory is, where no control group tells: asked about this very process."""
+"""Which run owns a file in memory where no control group counts it; measured on the test process itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def place() -> Iterator[Path]:
 
 
 def data_set(place: Path) -> Path:
-    """A file that was there long before the body."""
+    """A file from before the start of the body."""
     path = place / "data.bin"
     path.write_bytes(os.urandom(SIZE))
     os.utime(path, (1e9, 1e9))
@@ -41,7 +41,7 @@ def looked(shared: SharedMemory) -> int:
     return shared.total
 
 
-def test_what_a_body_writes_is_its_own_for_as_long_as_it_is_there(place: Path) -> None:
+def test_a_file_that_a_body_writes_counts_until_it_is_removed(place: Path) -> None:
     shared = SharedMemory()
     before = looked(shared)
     path = place / "batch"
@@ -54,7 +54,7 @@ def test_what_a_body_writes_is_its_own_for_as_long_as_it_is_there(place: Path) -
     assert looked(shared) == before
 
 
-def test_what_was_written_stays_its_own_when_it_is_only_read_from_then_on(place: Path) -> None:
+def test_a_written_file_still_counts_when_it_is_only_read(place: Path) -> None:
     shared = SharedMemory()
     before = looked(shared)
     path = place / "batch"
@@ -77,7 +77,7 @@ def test_a_data_set_that_others_put_there_is_not_the_bodys(mode: str, place: Pat
         assert looked(shared) == before
 
 
-def test_of_a_file_that_was_there_the_body_has_what_it_grew(place: Path) -> None:
+def test_only_the_growth_of_an_existing_file_counts(place: Path) -> None:
     path = data_set(place)
     shared = SharedMemory()
     before = looked(shared)
@@ -88,7 +88,7 @@ def test_of_a_file_that_was_there_the_body_has_what_it_grew(place: Path) -> None
         assert looked(shared) == before + SIZE
 
 
-def test_what_another_writes_meanwhile_is_read_for_nothing(place: Path) -> None:
+def test_a_file_written_by_another_process_does_not_count(place: Path) -> None:
     shared = SharedMemory()
     before = looked(shared)
     path = place / "theirs"
@@ -99,7 +99,7 @@ def test_what_another_writes_meanwhile_is_read_for_nothing(place: Path) -> None:
         assert looked(shared) == before
 
 
-def test_a_mapped_data_set_is_taken_out_of_the_resident_memory(place: Path) -> None:
+def test_a_mapped_data_set_is_subtracted_from_the_resident_memory(place: Path) -> None:
     path = data_set(place)
     shared = SharedMemory()
     looked(shared)
@@ -110,7 +110,7 @@ def test_a_mapped_data_set_is_taken_out_of_the_resident_memory(place: Path) -> N
         assert -SIZE * 1.1 < shared.unmapped(ME, 2 * SIZE) - before < -SIZE * 0.9
 
 
-def test_of_a_process_only_the_files_asked_for_are_counted() -> None:
+def test_only_requested_files_of_a_process_are_counted() -> None:
     smaps = (
         "7f00-7f10 r--s 00000000 00:1a 77 /dev/shm/data.bin\nSize: 64 kB\nPss:  40 kB\nPss_Dirty: 40 kB\n"
         "7f10-7f20 rw-p 00000000 00:00 0 \nSize: 64 kB\nPss:  8 kB\n"
@@ -123,7 +123,7 @@ def test_of_a_process_only_the_files_asked_for_are_counted() -> None:
 
 
 def test_pages_of_files_on_a_disk_are_the_kernels_to_give_up() -> None:
-    """Weights and data sets that are mapped are no reason to kill a run: in a control group they are none either."""
+    """Mapped files on a disk do not count, because the kernel can drop their pages."""
     rollup = "Rss: 900 kB\nPss: 500 kB\nPss_Anon: 60 kB\nPss_File: 400 kB\nPss_Shmem: 40 kB\nSwapPss: 0 kB\n"
     assert shares_in(rollup) == (100 << 10, 40 << 10)
     assert shares_in("Rss: 900 kB\nPss: 500 kB\n") == (500 << 10, 500 << 10)

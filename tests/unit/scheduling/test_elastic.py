@@ -1,4 +1,4 @@
-"""Gangs that have more than they need, lose a task, and give some back."""
+"""Gangs with extra tasks, gangs that lose a task, and gangs that give tasks back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from stoker.errors import Conflict
 from stoker.scheduling import Ask, Grow, NodeShape, Place, Request, Scheduler, Start, gpu_name
+from support.scheduling import scheduler
 
 GI = 1 << 30
 ONE = Ask(cpu=1)
@@ -14,12 +15,6 @@ GPU = Ask(gpu=1)
 
 def node(name: str, cpu: float = 4, gpus: int = 0, domain: str = "", ready: bool = True) -> NodeShape:
     return NodeShape(name, cpu, GI, tuple(str(n) for n in range(gpus)), ready, domain=domain)
-
-
-def scheduler(*nodes: NodeShape) -> Scheduler:
-    made = Scheduler()
-    made.set_nodes(nodes)
-    return made
 
 
 def gang(id: str, least: int, most: int, ask: Ask = ONE, **more) -> Request:
@@ -33,7 +28,7 @@ gang.seq = 0
 
 
 def start(made: Scheduler, *requests: Request) -> dict[str, int]:
-    """Who starts, with how many tasks."""
+    """The gangs that start, with their numbers of tasks."""
     for request in requests:
         made.enqueue(request)
     return {begun.id: len(begun.places) for begun in made.decide()}
@@ -47,9 +42,23 @@ def held(made: Scheduler, id: str) -> dict[int, Place]:
 # -- a start with extras -----------------------------------------------------------------------------------------
 
 
-def test_it_starts_with_what_is_free():
-    made = scheduler(node("a", 4))
-    assert start(made, gang("elastic", 2, 8)) == {"elastic": 4}
+EAST_AND_WEST = [node("e", 2, domain="east"), node("w", 8, domain="west")]
+STARTS = {
+    "it starts with all that is free": ([node("a", 4)], [gang("elastic", 2, 8)], {"elastic": 4}),
+    "one that can start comes before the extras of another":
+        ([node("a", 4)], [gang("rich", 2, 8, priority=5), gang("plain", 1, 1)], {"rich": 3, "plain": 1}),
+    "two that start together share what is left":
+        ([node("a", 8)], [gang("one", 1, 8), gang("two", 1, 8)], {"one": 4, "two": 4}),
+    "the higher priority takes its extras first":
+        ([node("a", 8)], [gang("one", 1, 4), gang("two", 1, 8, priority=1)], {"two": 7, "one": 1}),
+    "extras stay in the cluster of the others":
+        (EAST_AND_WEST, [gang("elastic", 2, 8, domains=("east", "west"))], {"elastic": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "gangs", "started"), STARTS.values(), ids=STARTS.keys())
+def test_starts_with_extras(nodes, gangs, started):
+    assert start(scheduler(*nodes), *gangs) == started
 
 
 def test_it_does_not_start_below_what_it_needs():
@@ -60,34 +69,14 @@ def test_it_does_not_start_below_what_it_needs():
     assert start(made) == {"elastic": 4}
 
 
-def test_who_could_start_comes_before_the_extras_of_one_that_starts():
-    made = scheduler(node("a", 4))
-    assert start(made, gang("elastic", 2, 8, priority=5), gang("plain", 1, 1)) == {"elastic": 3, "plain": 1}
-
-
-def test_extras_leave_what_is_kept_for_one_that_waits():
-    """It waits for a GPU and four CPUs: these stay free although no GPU is."""
+def test_extras_leave_what_is_reserved_for_a_waiting_run():
+    """It waits for a GPU and four CPUs, which stay free although no GPU is."""
     made = scheduler(node("a", 8, gpus=1))
     start(made, gang("trains", 1, 1, GPU))
     assert start(made, gang("waits", 1, 1, Ask(cpu=4, gpu=1)), gang("elastic", 1, 8)) == {"elastic": 4}
 
 
-def test_two_that_start_together_share_what_is_left():
-    made = scheduler(node("a", 8))
-    assert start(made, gang("one", 1, 8), gang("two", 1, 8)) == {"one": 4, "two": 4}
-
-
-def test_the_higher_priority_takes_its_extras_first():
-    made = scheduler(node("a", 8))
-    assert start(made, gang("one", 1, 4), gang("two", 1, 8, priority=1)) == {"two": 7, "one": 1}
-
-
-def test_extras_stay_in_the_cluster_of_the_others():
-    made = scheduler(node("e", 2, domain="east"), node("w", 8, domain="west"))
-    assert start(made, gang("elastic", 2, 8, domains=("east", "west"))) == {"elastic": 2}
-
-
-def test_extras_of_another_kind_end_where_the_first_does_not_fit():
+def test_extras_end_at_the_first_that_does_not_fit():
     made = scheduler(node("a", 4, gpus=2))
     made.enqueue(Request("mixed", 0, 1, (ONE,), extra=(GPU, GPU, GPU, ONE)))
     assert made.decide() == [
@@ -102,13 +91,13 @@ def test_size_limits_it_until_it_is_changed():
     assert start(made) == {"elastic": 3}
     with pytest.raises(Conflict, match="may have 2 to 8 tasks, not 9"):
         made.resize_gang("elastic", 9)
-    made.resize_gang("nobody", 9)
+    made.resize_gang("unknown", 9)
 
 
 # -- giving back -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_given_back_in_part_starts_others_and_the_rest_keep_their_numbers():
+def test_returned_tasks_make_room_and_the_rest_keep_their_numbers():
     made = scheduler(node("a", 4, gpus=4))
     start(made, gang("elastic", 2, 4, GPU))
     made.release_part("elastic", [1])
@@ -116,10 +105,10 @@ def test_what_is_given_back_in_part_starts_others_and_the_rest_keep_their_number
     assert held(made, "elastic") == {n: Place("a", (str(n),)) for n in (0, 2, 3)}
     assert held(made, "other") == {0: Place("a", ("1",))}
     made.release_part("elastic", [1])
-    made.release_part("nobody", [1])
+    made.release_part("unknown", [1])
 
 
-def test_a_gang_that_gave_back_all_its_tasks_grows_where_they_were():
+def test_a_gang_that_gave_back_all_its_tasks_can_grow_again():
     made = scheduler(node("e", 1, domain="east", ready=False), node("w", 1, domain="west"))
     made.adopt(gang("one", 1, 2), [Place("e")])
     made.release_part("one", [0])
@@ -130,7 +119,7 @@ def test_a_gang_that_gave_back_all_its_tasks_grows_where_they_were():
     assert [grown.places for grown in made.adjust()] == [(Place("e2"),)]
 
 
-def test_a_restart_believes_which_tasks_there_are():
+def test_a_restart_keeps_the_existing_tasks():
     made = scheduler(node("a", 8))
     request = gang("elastic", 2, 8)
     made.adopt(request, [Place("a"), Place("a")], [5, 1])
@@ -143,7 +132,7 @@ def test_a_restart_believes_which_tasks_there_are():
         made.adopt(request, [Place("a")])
 
 
-def test_after_a_restart_nobody_is_told_again_to_give_back_what_it_is_giving_back():
+def test_after_a_restart_no_gang_is_asked_again_for_the_same_tasks():
     made = scheduler(node("a", 4))
     made.adopt(gang("elastic", 1, 4), [Place("a")] * 4, [0, 1, 2, 3], leaving=[2, 9])
     assert start(made, gang("waits", 1, 1)) == {}
@@ -174,17 +163,17 @@ def test_a_move_of_some_leaves_the_others_where_they_are():
             made.move("elastic", [Place("b")] * max(1, len(wrong)), wrong)
 
 
-# -- keeping away ------------------------------------------------------------------------------------------------
+# -- avoided nodes -----------------------------------------------------------------------------------------------
 
 
-def test_a_request_keeps_away_from_a_node_where_it_can():
+def test_a_request_avoids_a_node_where_it_can():
     made = scheduler(node("a", 2), node("b", 4))
     assert start(made, gang("one", 2, 2, avoid=frozenset({"a"}))) == {"one": 2}
     assert {place.node for place in held(made, "one").values()} == {"b"}
     assert start(made, gang("two", 3, 3, avoid=frozenset({"a"}))) == {"two": 3}
 
 
-def test_a_request_keeps_away_from_a_gpu_where_it_can():
+def test_a_request_avoids_a_gpu_where_it_can():
     made = scheduler(node("a", gpus=2), node("b", gpus=4))
     bad = frozenset({gpu_name("a", "0")})
     start(made, gang("one", 1, 1, GPU, avoid=bad), gang("two", 1, 1, Ask(gpu=2), avoid=bad))
@@ -197,7 +186,7 @@ def test_a_request_keeps_away_from_a_gpu_where_it_can():
 # -- growing -----------------------------------------------------------------------------------------------------
 
 
-def test_it_grows_only_when_it_may_and_is_told_once():
+def test_a_gang_grows_only_when_it_may_and_is_asked_once():
     made = scheduler(node("a", 4, gpus=4))
     start(made, gang("other", 2, 2, GPU), gang("elastic", 1, 4, GPU))
     made.release("other")
@@ -211,10 +200,10 @@ def test_it_grows_only_when_it_may_and_is_told_once():
     assert made.adjust() == []
     made.may_grow("elastic")
     assert made.adjust() == [Grow("elastic", (0,), (Place("a", ("2",)),))]
-    made.may_grow("nobody")
+    made.may_grow("unknown")
 
 
-def test_nobody_grows_into_what_is_kept_for_one_that_waits():
+def test_no_gang_grows_into_a_reservation():
     made = scheduler(node("a", 4))
     start(made, gang("other", 3, 3), gang("elastic", 1, 4))
     start(made, gang("waits", 1, 1, Ask(cpu=3)))
@@ -225,7 +214,7 @@ def test_nobody_grows_into_what_is_kept_for_one_that_waits():
     assert made.adjust() == [Grow("elastic", (1,), (Place("a"),))]
 
 
-def test_the_priority_grows_first_and_then_who_has_least():
+def test_the_highest_priority_grows_first_then_the_smallest_gang():
     made = scheduler(node("a", 12))
     filler = gang("filler", 6, 6)
     start(made, filler)
@@ -246,7 +235,7 @@ def test_the_priority_grows_first_and_then_who_has_least():
     assert {grown.id: len(grown.indexes) for grown in made.adjust()} == {"urgent": 2, "two": 3, "one": 1}
 
 
-def test_who_starts_leaves_their_share_to_those_who_may_grow():
+def test_a_start_leaves_growing_gangs_their_share():
     made = scheduler(node("a", 8))
     start(made, gang("filler", 7, 7), gang("old", 1, 8))
     made.may_grow("old")
@@ -255,7 +244,7 @@ def test_who_starts_leaves_their_share_to_those_who_may_grow():
     assert [(grown.id, len(grown.indexes)) for grown in made.adjust()] == [("old", 3)]
 
 
-def test_it_grows_with_what_fits_where_the_first_wish_does_not():
+def test_it_grows_by_another_kind_where_the_first_does_not_fit():
     made = scheduler(node("a", 4))
     made.enqueue(Request("mixed", 0, 1, (ONE,), extra=(GPU, ONE)))
     made.decide()
@@ -273,33 +262,33 @@ def test_a_larger_size_lets_it_grow():
     assert [grown.indexes for grown in made.adjust()] == [(2,)]
 
 
-# -- giving back what is on loan ---------------------------------------------------------------------------------
+# -- reclaiming what was lent ------------------------------------------------------------------------------------
 
 
 def asked(made: Scheduler) -> list[tuple[str, tuple[int, ...], str]]:
     return [(shrink.id, shrink.indexes, shrink.asked_by) for shrink in made.adjust()]
 
 
-def test_who_waits_gets_back_what_is_on_loan():
+def test_a_waiting_run_reclaims_what_was_lent():
     made = scheduler(node("a", 4))
     start(made, gang("elastic", 1, 4))
     assert start(made, gang("waits", 2, 2)) == {}
     assert asked(made) == [("elastic", (2, 3), "waits")]
-    assert (made.decide(), made.adjust()) == ([], []), "nobody is told twice"
+    assert (made.decide(), made.adjust()) == ([], []), "no gang is asked twice"
     made.release_part("elastic", [3])
     assert (made.decide(), made.adjust()) == ([], [])
     made.release_part("elastic", [2])
     assert start(made) == {"waits": 2}
 
 
-def test_what_it_needs_is_not_on_loan():
+def test_needed_tasks_are_not_reclaimed():
     made = scheduler(node("a", 4))
     start(made, gang("elastic", 3, 4))
     start(made, gang("waits", 2, 2, priority=9))
     assert asked(made) == []
     made.release_part("elastic", [0])
     assert start(made) == {}
-    assert asked(made) == [], "the extra stands in for the one it gave back"
+    assert asked(made) == [], "the extra replaces the task that it gave back"
 
 
 def test_a_lower_priority_waits():
@@ -311,7 +300,7 @@ def test_a_lower_priority_waits():
     assert asked(made) == [("elastic", (3,), "equal")]
 
 
-def test_nobody_is_asked_where_it_would_not_be_enough():
+def test_nothing_is_reclaimed_where_it_would_not_be_enough():
     made = scheduler(node("a", 4), node("b", 4))
     start(made, gang("elastic", 1, 4))
     start(made, gang("other", 1, 1, Ask(cpu=3)))
@@ -338,7 +327,7 @@ def test_one_gang_is_asked_for_two_rather_than_two_gangs_for_one_each():
 
 
 def test_as_few_tasks_as_possible():
-    """On node a one task makes room, on node b it would take two."""
+    """One task on node a makes room; on node b it would take two."""
     made = scheduler(node("a", 4), node("b", 4))
     elastic = gang("elastic", 1, 6)
     made.adopt(elastic, [Place(name) for name in "babbb"], range(5))
@@ -347,8 +336,8 @@ def test_as_few_tasks_as_possible():
     assert asked(made) == [("elastic", (1,), "waits")]
 
 
-def test_all_who_wait_are_served_at_once():
-    """One node each: four wait, and it is asked for four tasks in one go, not for one after the other."""
+def test_all_waiting_runs_are_served_at_once():
+    """Four runs of one node each wait, and the gang is asked for four tasks at once."""
     made = scheduler(*[node(name, 1) for name in "abcdef"])
     start(made, gang("elastic", 1, 6))
     start(made, *[gang(f"waits-{n}", 1, 1) for n in range(4)])
@@ -359,7 +348,7 @@ def test_all_who_wait_are_served_at_once():
     assert len(start(made)) == 4
 
 
-def test_one_that_comes_before_takes_what_comes_back_and_the_other_asks_anew():
+def test_a_run_ahead_takes_the_returned_place_and_the_other_reclaims_again():
     made = scheduler(node("a", 4))
     start(made, gang("elastic", 1, 4))
     start(made, gang("waits", 1, 1))
@@ -370,7 +359,7 @@ def test_one_that_comes_before_takes_what_comes_back_and_the_other_asks_anew():
     assert start(made) == {"urgent": 1, "waits": 1}
 
 
-def test_what_comes_back_for_one_that_is_gone_is_for_all():
+def test_places_reclaimed_for_a_withdrawn_run_are_free_for_all():
     made = scheduler(node("a", 4))
     start(made, gang("elastic", 1, 4))
     start(made, gang("waits", 1, 1))
@@ -382,7 +371,7 @@ def test_what_comes_back_for_one_that_is_gone_is_for_all():
     assert start(made) == {"next": 1}
 
 
-def test_one_that_gives_back_does_not_grow_meanwhile():
+def test_a_gang_that_gives_back_does_not_grow_meanwhile():
     made = scheduler(node("a", 4))
     start(made, gang("elastic", 1, 4))
     made.may_grow("elastic")
@@ -408,14 +397,14 @@ def test_a_smaller_size_is_given_back():
     assert made.adjust() == []
 
 
-# -- words -------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------
 
 
 def named(role: str, count: int, **needs) -> tuple[Ask, ...]:
     return tuple(Ask(name=f"{role}-{n}", **needs) for n in range(count))
 
 
-def test_a_gang_that_waits_says_how_much_of_it_fits_and_what_the_first_other_task_lacks():
+def test_a_waiting_gang_shows_how_many_tasks_fit_and_what_the_next_one_lacks():
     made = scheduler(node("a", 8, gpus=4), node("b", 8, gpus=1))
     made.adopt(gang("digits", 1, 1, GPU), [Place("b", ("0",))])
     asks = (*named("chief", 1, cpu=1), *named("worker", 5, gpu=1))
@@ -434,12 +423,12 @@ def test_a_gang_that_can_never_start_names_the_role_that_is_too_big():
     assert made.can_ever_fit(asks[1:]).reason == "asks for 4 GPUs; the largest node has 2"
 
 
-def test_names_make_no_difference():
+def test_role_names_do_not_matter():
     assert Ask(cpu=1, name="chief-0") == Ask(cpu=1, name="worker-0")
     assert hash(Ask(cpu=1, name="chief-0")) == hash(Ask(cpu=1))
 
 
-def test_who_gives_back_and_who_waits_for_it_both_know():
+def test_giving_back_is_explained_to_both_runs():
     made = scheduler(node("a", 4))
     made.enqueue(Request("elastic", 0, 98, named("worker", 1, cpu=1), extra=named("worker", 4, cpu=1)[1:]))
     made.decide()

@@ -1,8 +1,10 @@
-"""What holds for gangs that grow and shrink, whatever happens to them.
+"""Invariants of gangs that grow and shrink, for every sequence of events.
 
-Capacity is never exceeded, nobody is asked for what it needs, nobody who waits starts later because of extras (but
-for the time it takes to give them back), decisions come to an end, and a scheduler rebuilt from a snapshot goes on
-the same. Checked by counting, with nothing from the program.
+- Capacity is never exceeded, and no gang is asked for a task that it needs.
+- Extras delay no waiting run, except for the time it takes to give them back.
+- Decisions come to an end, and a scheduler rebuilt from a snapshot continues in the same way.
+
+They are checked by counting, without code of the scheduler.
 """
 
 from __future__ import annotations
@@ -90,12 +92,12 @@ def fits(asks: tuple[Ask, ...], free: Rooms) -> bool:
 
 
 def spare(held: Held) -> Counter[Ask]:
-    """How many of each kind it has beyond what it needs."""
+    """How many tasks of each kind a gang has beyond its need."""
     return Counter(ask for _, ask, _ in tasks_of(held)) - Counter(held.request.asks)
 
 
 def on_loan(snapshot: Snapshot, priority: int) -> set[tuple[str, int]]:
-    """The last of each kind, as many as are spare, of all whose priority is no higher."""
+    """The last spare tasks of each kind, of all gangs with the same or a lower priority."""
     found = set()
     for held in snapshot.held:
         left = spare(held)
@@ -156,7 +158,7 @@ def check_room(before: Snapshot, grown: list[tuple[Request, Grow]]) -> None:
 
 
 def kept_for(snapshot: Snapshot, name: str) -> tuple[float, int]:
-    """What those who wait may come to use of a node: by kind of task as many as wait, or as it holds."""
+    """What is reserved on a node for waiting runs: of each kind of task as many as wait, or as fit."""
     empty = rooms(Snapshot(snapshot.nodes))
     kept = [0.0, 0]
     waiting = [request.asks for request in snapshot.queued]
@@ -172,7 +174,7 @@ def kept_for(snapshot: Snapshot, name: str) -> tuple[float, int]:
 
 
 def settle(made: Scheduler) -> None:
-    """A prompt control loop: everybody gives back at once and may grow at once. It comes to rest."""
+    """A prompt control loop: every gang gives back and may grow at once, until nothing changes."""
     for _ in range(ROUNDS):
         starts, before = made.decide(), made.snapshot()
         changes = made.adjust()
@@ -208,7 +210,7 @@ class Events(RuleBasedStateMachine):
 
     @rule(at_once=st.booleans(), eager=st.booleans())
     def change_the_habit(self, at_once: bool, eager: bool) -> None:
-        """Whether decisions follow every event, as they do on a server, and whether all may always grow."""
+        """Whether decisions follow every event, as on a server, and whether all gangs may always grow."""
         self.at_once, self.eager = at_once, eager
 
     def changed(self) -> None:
@@ -303,7 +305,7 @@ class Events(RuleBasedStateMachine):
         before = self.made.snapshot()
         check_changes(before, self.made.adjust())
         assert self.made.adjust() == []
-        assert Scheduler.from_snapshot(self.made.snapshot()).adjust() == [], "nobody is told twice"
+        assert Scheduler.from_snapshot(self.made.snapshot()).adjust() == [], "no gang is asked twice"
 
     @invariant()
     def equals_its_rebuild(self) -> None:
@@ -342,11 +344,9 @@ TestEvents.settings = settings(QUIET, max_examples=100, stateful_step_count=25)
     events=st.lists(st.tuples(gangs, extras, st.integers(0, 2)), min_size=1, max_size=12),
     data=st.data(),
 )
-def test_extras_delay_nobody_of_the_same_priority(cpu, gpus, events, data):
-    """The same runs come and end in two worlds, in one of them without extras. The same ones run after each event.
-
-    On one node, where it does not matter which place is free: on several, another order of starts leaves other gaps,
-    with or without extras."""
+def test_extras_delay_no_run_of_the_same_priority(cpu, gpus, events, data):
+    """In two worlds, one of them without extras, the same runs run after each event."""
+    # One node: on several, another order of starts would leave other gaps.
     elastic, rigid = Scheduler(), Scheduler()
     for made in (elastic, rigid):
         made.set_nodes([NodeShape("a", cpu, 0, tuple("0123"[:gpus]))])

@@ -1,4 +1,4 @@
-"""Gangs that are partly up: who lets go, and that everybody gets through in the end."""
+"""Gangs of which only a part is up: which one releases its tasks, and that all of them run in the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gone(halves: list[PartialGang], now: float, standoff: Deadlock | None = None
     return [decided.id for decided in (standoff or Deadlock()).judge(halves, now)]
 
 
-def test_a_start_that_takes_too_long_is_let_go():
+def test_a_start_that_takes_too_long_is_released():
     alone = half("alone", 1, 2, within=60)
     assert gone([alone], 59) == []
     (decided,) = Deadlock().judge([alone], 60)
@@ -29,23 +29,23 @@ def test_a_start_that_takes_too_long_is_let_go():
     assert FIRST_WAIT / 2 <= decided.retry_after < FIRST_WAIT * 1.5
 
 
-def test_of_two_that_block_one_another_the_later_lets_go():
+def test_of_two_blocked_gangs_the_later_is_released():
     pair = [half("late", 2, 4, seq=2), half("early", 2, 4, seq=1)]
     assert gone(pair, PATIENCE - 1) == []
     assert gone(pair, PATIENCE) == ["late"]
 
 
-def test_the_lower_priority_lets_go_first():
+def test_the_lower_priority_is_released_first():
     assert gone([half("early", 2, 4, seq=1), half("urgent", 2, 4, seq=2, priority=1)], 100) == ["early"]
 
 
-def test_no_more_let_go_than_the_first_one_misses():
+def test_only_as_many_are_released_as_the_first_gang_needs():
     crowd = [half(f"gang-{n}", 2, 4, seq=n) for n in range(5)]
     assert gone(crowd, 100) == ["gang-4"]
     assert gone([half("first", 2, 7, seq=0), *crowd[1:]], 100) == ["gang-4", "gang-3", "gang-2"]
 
 
-def test_after_one_let_go_the_others_are_given_time():
+def test_after_a_release_the_others_have_time():
     standoff = Deadlock()
     crowd = [half(f"gang-{n}", 2, 4, seq=n) for n in range(3)]
     assert gone(crowd, 100, standoff) == ["gang-2"]
@@ -53,7 +53,7 @@ def test_after_one_let_go_the_others_are_given_time():
     assert gone(crowd[:2], 100 + PATIENCE, standoff) == ["gang-1"]
 
 
-def test_the_first_keeps_what_it_has_although_its_time_is_over_while_others_make_room():
+def test_the_first_gang_is_kept_beyond_its_timeout_while_others_make_room():
     standoff = Deadlock()
     pair = [half("first", 2, 4, seq=1, within=60), half("second", 2, 4, seq=2, within=60)]
     assert gone(pair, 60, standoff) == ["second"]
@@ -61,16 +61,16 @@ def test_the_first_keeps_what_it_has_although_its_time_is_over_while_others_make
     assert gone(pair[:1], 60 + PATIENCE, standoff) == ["first"]
 
 
-def test_gangs_in_different_clusters_are_not_in_one_anothers_way():
+def test_gangs_in_different_clusters_do_not_block_one_another():
     assert gone([half("east", 2, 4, where="east"), half("west", 2, 4, where="west")], 100) == []
 
 
-def test_one_that_waits_for_an_image_is_in_nobodys_way():
+def test_a_gang_that_waits_for_an_image_blocks_no_other():
     slow = PartialGang("slow", 2, 4, 0, 600, 0, 1)
     assert gone([slow, half("other", 2, 4, seq=2)], 100) == []
 
 
-def test_waits_double_and_no_two_are_in_step():
+def test_waits_double_and_differ_between_runs():
     waits = [[wait(f"run-{n}", tries) for n in range(50)] for tries in range(12)]
     assert all(len(set(row)) == 50 for row in waits)
     for tries, row in enumerate(waits):
@@ -104,7 +104,7 @@ class Gang:
 
 @dataclass
 class Cluster:
-    """Free slots go to whoever asks, in no order; what is given back is free only after a delay."""
+    """Free slots go to any gang that asks, in no order; a released slot is free only after a delay."""
 
     slots: int
     delay: float
@@ -165,8 +165,8 @@ class Cluster:
     lasts=st.sampled_from([1.0, 200.0, 2000.0]),
     seed=st.integers(0, 1 << 20),
 )
-def test_everybody_gets_through(slots, sizes, delay, within, lasts, seed):
-    """However many gangs start at once on however little room, all of them run in the end."""
+def test_all_gangs_run_in_the_end(slots, sizes, delay, within, lasts, seed):
+    """All gangs run in the end, for any number of gangs and any small number of slots."""
     draw = random.Random(seed)
     gangs = [
         Gang(

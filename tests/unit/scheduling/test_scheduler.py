@@ -1,4 +1,4 @@
-"""The scheduler by example: who starts where, who may overtake, and what people are told."""
+"""The scheduler by example: where runs start, which runs may overtake, and the explanations for users."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import pytest
 from stoker.errors import NotFound, SpecError
 from stoker.scheduling import Ask, NodeShape, Place, Request, Scheduler, Start
 from stoker.scheduling import scheduler as machine
+from support.scheduling import scheduler
 
 GI = 1 << 30
 
 
-def scheduler(*nodes: NodeShape) -> Scheduler:
-    made = Scheduler()
-    made.set_nodes(nodes)
-    return made
-
-
 def ask(made: Scheduler, id: str, *asks: Ask, priority: int = 0) -> list[str]:
-    """Enqueue and decide: who started."""
+    """Enqueue and decide; the runs that started."""
     ask.seq += 1
     made.enqueue(Request(id, priority, ask.seq, asks))
     return [start.id for start in made.decide()]
@@ -54,7 +49,7 @@ def test_a_gang_starts_whole_or_not_at_all():
     assert made.decide() == [Start("pair", (Place("a"), Place("b")))]
 
 
-def test_unequal_tasks_are_packed_also_where_the_greedy_way_fails():
+def test_unequal_tasks_are_packed_also_where_greedy_placement_fails():
     """Greedy puts the 3 into b, and then 2 + 2 + 2 does not fit a."""
     made = scheduler(NodeShape("a", 5, GI), NodeShape("b", 4, GI))
     assert ask(made, "gang", Ask(cpu=3), Ask(cpu=2), Ask(cpu=2), Ask(cpu=2)) == ["gang"]
@@ -82,7 +77,7 @@ def test_a_gang_stays_on_one_node_where_it_can():
     assert {place.node for place in made.decide()[0].places} == {"four"}
 
 
-def test_who_wants_nothing_of_what_is_short_may_overtake():
+def test_a_run_that_needs_no_scarce_resource_may_overtake():
     made = scheduler(NodeShape("local", 8, GI, ("0",)))
     ask(made, "trains", Ask(cpu=1, gpu=1))
     ask(made, "waits", Ask(cpu=3, gpu=1))
@@ -93,7 +88,7 @@ def test_who_wants_nothing_of_what_is_short_may_overtake():
     assert [start.id for start in made.decide()] == ["waits", "takes-what-is-kept"]
 
 
-def test_withdrawing_the_head_frees_what_was_kept_for_it():
+def test_withdrawing_the_head_frees_its_reservation():
     made = scheduler(NodeShape("local", 4, GI))
     ask(made, "runs", Ask(cpu=3))
     ask(made, "head", Ask(cpu=2))
@@ -102,7 +97,7 @@ def test_withdrawing_the_head_frees_what_was_kept_for_it():
     assert [start.id for start in made.decide()] == ["small"]
 
 
-def test_what_can_never_start_keeps_nothing_from_others():
+def test_a_run_that_can_never_start_reserves_nothing():
     made = scheduler(NodeShape("local", 4, GI))
     assert ask(made, "huge", Ask(cpu=64)) == []
     assert ask(made, "small", Ask(cpu=4)) == ["small"]
@@ -151,7 +146,7 @@ def test_an_overcommitted_node_recovers_as_runs_end():
         ([Ask(gpu=1)] * 3, "asks for 3 tasks of 1 GPU at once; all nodes together hold 2"),
     ],
 )
-def test_what_never_fits_is_said_with_the_reason(asks, reason):
+def test_a_run_that_never_fits_has_a_reason(asks, reason):
     made = scheduler(NodeShape("cpu", 8, 16 * GI), NodeShape("gpu", 4, 8 * GI, ("0", "1"), ready=False))
     assert made.can_ever_fit(asks).reason == reason
     assert made.can_ever_fit([Ask(cpu=4, gpu=2)]).ok
@@ -167,10 +162,10 @@ def test_explaining_names_the_place_the_shortage_and_the_holders():
     assert why.reason == "short of 2 GPUs on local, held by digits; first comes first"
     assert made.explain("digits").state == "held"
     with pytest.raises(NotFound):
-        made.explain("nobody")
+        made.explain("unknown")
 
 
-def test_ten_thousand_that_wait_cost_one_look(monkeypatch):
+def test_ten_thousand_waiting_runs_cost_one_attempt(monkeypatch):
     made = scheduler(NodeShape("local", 2, GI))
     for n in range(10_000):
         made.enqueue(Request(f"run-{n}", 0, n, (Ask(cpu=1),)))

@@ -1,4 +1,4 @@
-"""What holds for every sequence of events, checked against a slow scheduler written from the policy alone."""
+"""Invariants for every sequence of events, checked against a slow scheduler written from the policy alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPUS = ("0", "1", "2", "10")
 NAMES = ("ant", "bee", "cat", "dog")
 RED, BLUE = frozenset({"red"}), frozenset({"blue"})
 
-# Few kinds of nodes and tasks, so that runs meet over the same resources instead of passing each other by.
+# Few kinds of nodes and tasks, so that runs compete for the same resources.
 KINDS = [
     {"cpu": 4, "memory": 4, "gpus": ()},
     {"cpu": 4, "memory": 8, "gpus": ("0", "1")},
@@ -72,12 +72,12 @@ def exact(cpu: float) -> Fraction:
 
 
 def asks_of(held: Held) -> list[Ask]:
-    """What the tasks that have a place ask for."""
+    """The requests of the tasks that have a place."""
     return [(held.request.asks + held.request.extra)[index] for index in held.indexes]
 
 
 class Free:
-    """What is free on one node. Written with fractions and nothing from the program."""
+    """What is free on one node, in fractions and without code of the scheduler."""
 
     def __init__(self, node: NodeShape, snapshot: Snapshot) -> None:
         on_it = [
@@ -132,8 +132,8 @@ def most_on(ask: Ask, node: NodeShape, limit: int) -> int:
 
 
 def kept_for(blocked: list[Request], nodes: list[NodeShape]) -> list[list[Fraction]]:
-    """What the blocked ones may come to use of each node: by kind of task as many as wait, or as it holds; in
-    every domain that would hold all of it, and only there."""
+    """What is reserved on each node for blocked runs: of each kind of task as many as wait, or as fit. Only
+    domains that can hold a whole run count for it."""
     kept = [[Fraction(0)] * 3 for _ in nodes]
     empty = [[exact(node.cpu), Fraction(node.memory), Fraction(len(node.gpus))] for node in nodes]
     alike = {(request.asks, request.domains): request for request in blocked}
@@ -149,7 +149,7 @@ def kept_for(blocked: list[Request], nodes: list[NodeShape]) -> list[list[Fracti
 
 
 def check_decision(before: Snapshot, starts: list[Start]) -> None:
-    """Walk the whole queue in order: each starts exactly if it fits what those before it leave."""
+    """Walk the queue in order: each run starts exactly if it fits into what the runs before it leave."""
     started = {start.id: start for start in starts}
     nodes = [node for node in before.nodes if node.ready]
     free = [Free(node, before) for node in nodes]
@@ -188,7 +188,7 @@ def take(ask: Ask, place: Place, free: list[Free]) -> Free:
 def check_extras(
     begun: list[Request], started: dict[str, Start], blocked: list[Request], free: list[Free]
 ) -> None:
-    """Extras come out of what all who wait leave over, and none is left out that would fit there."""
+    """Extras use only what all waiting runs leave, and every extra that fits there is given."""
     kept = dict(
         zip([space.node.name for space in free], kept_for(blocked, [s.node for s in free]), strict=True)
     )
@@ -226,7 +226,7 @@ class Events(RuleBasedStateMachine):
         self.at_once = True
 
     def changed(self) -> None:
-        """Sometimes a decision follows every event, as it does on a server; sometimes they pile up."""
+        """A decision follows every event, as on a server, or only some of them."""
         self.decided = False
         if self.at_once:
             self.decide()
@@ -275,7 +275,7 @@ class Events(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.snapshot().held)
     @rule(data=st.data(), again=st.booleans())
     def release(self, data: st.DataObject, again: bool) -> None:
-        """Sometimes it is queued again at once, as a run that lost its attempt is."""
+        """Sometimes it is queued again at once, like a run that lost its attempt."""
         chosen = data.draw(st.sampled_from(self.scheduler.snapshot().held)).request
         self.scheduler.release(chosen.id)
         self.scheduler.release(chosen.id)
@@ -292,7 +292,7 @@ class Events(RuleBasedStateMachine):
 
     @rule(ask=asks, node=st.sampled_from((*NAMES, "gone")), data=st.data())
     def adopt(self, ask: Ask, node: str, data: st.DataObject) -> None:
-        """Whatever it holds is believed, also on a node that is not there; but no GPU that another holds."""
+        """Its places are accepted, also on an unknown node; but not a GPU that another run holds."""
         held = {
             gpu
             for held in self.scheduler.snapshot().held
@@ -311,7 +311,7 @@ class Events(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.snapshot().held)
     @rule(data=st.data(), node=st.sampled_from((*NAMES, "gone")))
     def move(self, data: st.DataObject, node: str) -> None:
-        """All tasks are found on one node, wherever that is; it says nothing of which GPUs."""
+        """The engine reports all tasks on one node, without their GPUs."""
         snapshot = self.scheduler.snapshot()
         chosen = data.draw(st.sampled_from(snapshot.held))
         free = [Free(shape, snapshot).gpus for shape in snapshot.nodes if shape.name == node] or [set()]
@@ -371,7 +371,7 @@ TestEvents = Events.TestCase
 TestEvents.settings = settings(QUIET, max_examples=60, stateful_step_count=25)
 
 
-# -- no one is delayed by whom overtakes him -------------------------------------------------------------------
+# -- overtaking delays no run ----------------------------------------------------------------------------------
 
 ready = clusters.map(lambda nodes: [replace(node, ready=True) for node in nodes])
 wishes = st.tuples(gangs, domains)
@@ -385,7 +385,7 @@ wishes = st.tuples(gangs, domains)
     data=st.data(),
 )
 def test_the_head_starts_when_it_would_have_started_alone(nodes, early, late, data):
-    """Two worlds see the same runs end; in one of them others come later. The head starts at the same time."""
+    """In two worlds, one of them with later runs, the head starts at the same time."""
     crowded, quiet = Scheduler(), Scheduler()
     for scheduler in (crowded, quiet):
         scheduler.set_nodes(nodes)
@@ -420,8 +420,8 @@ def test_the_head_starts_when_it_would_have_started_alone(nodes, early, late, da
     late=st.lists(st.tuples(wishes, st.integers(-1, 0)), max_size=12),
     data=st.data(),
 )
-def test_no_one_starves(nodes, early, late, data):
-    """Once all that held or was before it when it was blocked is gone, it starts; whatever came later."""
+def test_no_run_starves(nodes, early, late, data):
+    """A blocked run starts at the latest when all runs that ran or were ahead of it have gone."""
     scheduler = Scheduler()
     scheduler.set_nodes(nodes)
     for number, (gang, wanted) in enumerate(early):

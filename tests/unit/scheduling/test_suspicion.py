@@ -1,4 +1,4 @@
-"""Nodes and GPUs that fail again and again are set aside, and come back."""
+"""Nodes and GPUs with repeated failures are set aside, and come back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_three_losses_by_two_runs_set_a_node_aside():
     assert aside.reason == "3 times lost within 2 min (one, two)"
 
 
-def test_one_run_alone_sets_nothing_aside_but_keeps_away_itself():
+def test_one_run_alone_sets_no_node_aside_but_avoids_it():
     made = suspicion(*[lost("a", "one", n) for n in range(9)])
     assert names(made) == []
     assert made.avoid("one", 10) == {"a"}
@@ -54,7 +54,7 @@ def test_a_gang_that_loses_many_tasks_at_once_lost_the_node_once():
     assert made.avoid("one", 10) == frozenset()
 
 
-def test_three_faults_set_a_gpu_aside_whoever_used_it():
+def test_three_faults_of_any_runs_set_a_gpu_aside():
     made = suspicion(fault("a", "01", 1), fault("a", "0", 2), fault("a", "0", 3))
     assert names(made) == ["a#0"]
     shape = trusted(NODES, made.aside(10, NODES))[0]
@@ -62,7 +62,7 @@ def test_three_faults_set_a_gpu_aside_whoever_used_it():
     assert made.avoid("one", 10) == {"a#0"}
 
 
-def test_what_is_the_runs_own_fault_counts_for_nothing():
+def test_faults_of_the_run_itself_do_not_count():
     made = suspicion(*[Failure("a", ("0",), "user-error", run, "1", 0) for run in "abcdef"])
     assert made.failures == ()
 
@@ -71,14 +71,14 @@ def test_failures_far_apart_are_chance():
     assert names(suspicion(*[lost("a", f"run-{n}", 1, n * HOUR) for n in range(4)]), 4 * HOUR) == []
 
 
-def test_time_forgives():
+def test_old_failures_do_not_count():
     made = suspicion(*[lost("a", f"run-{n}", 1) for n in range(3)])
     assert names(made, 6 * HOUR - 1) == ["a"]
     assert names(made, 6 * HOUR) == []
     assert made.failures == ()
 
 
-def test_work_that_went_well_forgives_the_node_and_the_gpus_it_used():
+def test_success_clears_the_node_and_the_gpus_it_used():
     made = suspicion(
         *[lost("a", f"run-{n}", 1) for n in range(3)],
         *[fault("a", "0", n) for n in range(3)],
@@ -90,7 +90,7 @@ def test_work_that_went_well_forgives_the_node_and_the_gpus_it_used():
     assert names(made, nodes=[*NODES, NodeShape("d", 8, GI, ("0", "1"))]) == ["a#1", "b#0"]
 
 
-def test_the_last_that_fits_is_spared():
+def test_the_last_node_that_fits_is_kept():
     made = suspicion(*[lost("c", f"run-{n}", 1) for n in range(3)])
     wide = Request("wide", 0, 1, (Ask(cpu=8),) * 3)
     assert names(made) == ["c"]
@@ -117,12 +117,12 @@ def test_of_all_nodes_that_fail_one_is_left():
     assert any(node.ready for node in trusted(NODES, made.aside(10, NODES)))
 
 
-def test_what_is_not_there_any_more_is_not_mentioned():
+def test_removed_nodes_are_not_mentioned():
     made = suspicion(*[lost("gone", f"run-{n}", 1) for n in range(3)])
     assert made.aside(10, NODES) == ()
 
 
-def test_a_new_one_goes_on_the_same():
+def test_a_restored_instance_continues():
     made = suspicion(*[lost("a", f"run-{n}", 1) for n in range(3)])
     assert HealthTracker(failures=made.failures).aside(10, NODES) == made.aside(10, NODES)
 

@@ -1,4 +1,4 @@
-"""Where a task may go: pools, clusters, and places that another scheduler chose."""
+"""Where a task may run: pools, clusters, and places that another scheduler chose."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from stoker.errors import Conflict
 from stoker.scheduling import Ask, NodeShape, Place, Request, Scheduler, Start
+from support.scheduling import scheduler
 
 GI = 1 << 30
 A100, SPOT, V100 = (frozenset({f"gpu-prod:pool:{name}"}) for name in ("a100", "spot", "v100"))
@@ -15,12 +16,6 @@ def node(name: str, domain: str = "", *, cpu: float = 8, gpus: int = 0, tags: st
     ids = tuple(str(n) for n in range(gpus))
     pools = frozenset(f"gpu-prod:pool:{tag}" for tag in tags.split())
     return NodeShape(name, cpu, 16 * GI, ids, ready, pools, domain)
-
-
-def scheduler(*nodes: NodeShape) -> Scheduler:
-    made = Scheduler()
-    made.set_nodes(nodes)
-    return made
 
 
 def ask(made: Scheduler, id: str, *asks: Ask, domains: tuple[str, ...] = ()) -> list[Start]:
@@ -46,7 +41,7 @@ def test_a_gang_of_equal_tasks_stays_in_its_pool():
 
 
 def test_tasks_of_one_gang_may_want_different_pools():
-    """Equal amounts and different pools: nodes that look alike are not alike."""
+    """Equal amounts and different pools: nodes of equal size are not interchangeable."""
     made = scheduler(node("a", cpu=2, tags="a100 spot"), node("b", cpu=2, tags="a100"))
     (start,) = ask(made, "gang", Ask(cpu=2, among=A100), Ask(cpu=2, among=SPOT))
     assert [place.node for place in start.places] == ["b", "a"]
@@ -72,7 +67,7 @@ def test_the_preferred_cluster_that_fits_is_taken_also_where_another_fits_tighte
     assert ask(made, "five", Ask(cpu=1))[0].places == (Place("e1"),), "by name where none is preferred"
 
 
-def test_who_waits_in_one_cluster_holds_nothing_back_in_another():
+def test_a_run_that_waits_in_one_cluster_reserves_nothing_in_another():
     made = scheduler(node("e1", "east", cpu=4, gpus=2), node("w1", "west", cpu=4, gpus=1))
     ask(made, "trains", Ask(cpu=1, gpu=2), domains=("east",))
     assert ask(made, "blocked", Ask(cpu=4, gpu=2), domains=("east",)) == []
@@ -81,8 +76,8 @@ def test_who_waits_in_one_cluster_holds_nothing_back_in_another():
     assert made.explain("behind").behind == "blocked"
 
 
-def test_a_cluster_that_could_never_hold_it_is_not_kept_free_for_it():
-    """It may go anywhere, but only east has two GPUs on one node: west is for others."""
+def test_a_cluster_that_can_never_hold_a_run_is_not_reserved_for_it():
+    """The run may go anywhere, but only east has two GPUs on one node: west is free for others."""
     made = scheduler(node("e1", "east", cpu=4, gpus=2), node("w1", "west", cpu=4, gpus=1))
     ask(made, "trains", Ask(gpu=2))
     assert ask(made, "blocked", Ask(cpu=4, gpu=2)) == []
@@ -90,7 +85,7 @@ def test_a_cluster_that_could_never_hold_it_is_not_kept_free_for_it():
     assert ask(made, "behind", Ask(cpu=1)) == []
 
 
-def test_who_waits_for_a_pool_holds_nothing_back_outside_it():
+def test_a_run_that_waits_for_a_pool_reserves_nothing_outside_it():
     made = scheduler(node("a", cpu=4), node("b", cpu=4, gpus=1, tags="a100"))
     ask(made, "trains", Ask(gpu=1, among=A100))
     assert ask(made, "blocked", Ask(cpu=4, gpu=1, among=A100)) == []
@@ -165,7 +160,7 @@ CLUSTERS = (
         ),
     ],
 )
-def test_what_never_fits_names_the_restriction(asks, domains, reason):
+def test_a_run_that_never_fits_names_the_restriction(asks, domains, reason):
     made = scheduler(*CLUSTERS)
     assert made.can_ever_fit(asks, domains).reason == reason
     assert made.can_ever_fit(asks, domains).ok == (not reason)
@@ -209,7 +204,7 @@ def test_the_shortage_is_named_where_it_is_smallest():
     assert [(s.node, s.short) for s in made.explain("asked").short] == [("w1", 1)]
 
 
-# -- somebody else chose ---------------------------------------------------------------------------------------
+# -- another scheduler chose------------------------------------------------------------------------------------
 
 
 def test_a_move_corrects_the_ledger():
@@ -230,7 +225,7 @@ def test_a_moved_gang_has_a_gpu_for_each_task():
     assert made.move("gang", [Place("b", ("3",)), Place("b")]) == (Place("b", ("3",)), Place("b", ("2",)))
 
 
-def test_a_move_lets_those_start_whom_it_makes_room_for():
+def test_a_move_starts_the_runs_that_now_fit():
     made = scheduler(node("a", tags="a100"), node("b"))
     ask(made, "one", Ask(cpu=8, among=A100))
     assert ask(made, "two", Ask(cpu=8, among=A100)) == []
@@ -248,12 +243,12 @@ def test_a_move_is_repeated_without_harm_and_keeps_its_gpus():
     before = made.snapshot()
     assert made.move("one", [Place("b")]) == (Place("b", ("1",)),)
     assert made.snapshot() == before
-    assert made.move("nobody", [Place("b")]) == ()
+    assert made.move("unknown", [Place("b")]) == ()
     with pytest.raises(Conflict):
         made.move("one", [])
 
 
-def test_a_move_onto_a_full_node_is_believed_until_it_is_released():
+def test_a_move_onto_a_full_node_is_accepted_until_its_release():
     made = scheduler(node("a", cpu=1, gpus=1), node("b", cpu=1, gpus=1))
     ask(made, "one", Ask(cpu=1, gpu=1))
     ask(made, "two", Ask(cpu=1, gpu=1))

@@ -1,4 +1,4 @@
-"""stoker.checkpoint, as a training script uses it."""
+"""stoker.checkpoint in a training script."""
 
 from __future__ import annotations
 
@@ -14,24 +14,6 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.sdk import checkpoint, run_info
-
-
-@pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("STOKER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("STOKER_TASK_DIR", str(tmp_path))
-    monkeypatch.setenv("STOKER_GENERATION", "2")
-    monkeypatch.setenv("STOKER_CHECKPOINT_DIR", str(tmp_path / "checkpoints" / "2"))
-    monkeypatch.setattr(checkpoint, "_saved", [])
-    monkeypatch.setattr(run_info, "_warned", set())
-    return tmp_path
-
-
-@pytest.fixture
-def there(task: Path) -> Path:
-    return task / "checkpoints" / "2"
 
 
 def commits(task: Path) -> list[dict[str, Any]]:
@@ -80,7 +62,7 @@ def test_saving_a_copy_of_a_file_or_directory(there: Path, tmp_path: Path) -> No
     assert (there / "tree" / "a").read_bytes() == (there / "file").read_bytes() == b"1"
 
 
-def test_a_function_sees_the_extension_it_goes_by(there: Path) -> None:
+def test_a_function_gets_a_path_with_the_extension(there: Path) -> None:
     seen = []
     stoker.checkpoint.save("model.keras", lambda path: (seen.append(path), Path(path).write_bytes(b"k")))
     assert seen[0].endswith("/model.keras")
@@ -88,7 +70,7 @@ def test_a_function_sees_the_extension_it_goes_by(there: Path) -> None:
 
 @pytest.mark.parametrize("first", [b"file", {"old": b"1"}])
 @pytest.mark.parametrize("second", [b"other", {"new": b"2"}])
-def test_replacing_what_is_there(first: Any, second: Any, there: Path) -> None:
+def test_replacing_an_existing_checkpoint(first: Any, second: Any, there: Path) -> None:
     stoker.checkpoint.save("last", first)
     stoker.checkpoint.save("last", second)
     assert os.listdir(there) == ["last"]
@@ -99,7 +81,7 @@ def test_replacing_what_is_there(first: Any, second: Any, there: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", ".hidden", "x.tmp", "a\0b"])
-def test_names_that_would_not_count_are_refused(name: str, there: Path) -> None:
+def test_invalid_checkpoint_names_are_refused(name: str, there: Path) -> None:
     with pytest.raises(ValueError, match="not a name for a checkpoint"):
         stoker.checkpoint.save(name, b"1")
     assert not there.exists()
@@ -120,7 +102,7 @@ def test_a_failed_save_leaves_the_old_one(there: Path, task: Path) -> None:
 
 
 def test_killed_while_saving(there: Path) -> None:
-    """Whatever the moment, the checkpoint is the old one or the new one, whole."""
+    """At any moment the checkpoint is the complete old one or the complete new one."""
     code = """
 import os, signal, sys, stoker
 from stoker.sdk import atomic
@@ -149,7 +131,7 @@ stoker.checkpoint.save("last", b"new" * 1000)
     assert {(-9, b"old"), (0, b"new")} <= seen
 
 
-def test_what_to_go_on_from(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_to_resume_from(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stoker.checkpoint.latest() is None
     assert stoker.checkpoint.load() is None
     there.mkdir(parents=True)
@@ -199,7 +181,7 @@ def test_outside_stoker(tmp_path: Path, task: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_torch_states_without_importing_torch_before(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the real library where it is installed, else with one that saves as it does: to a path, by pickle."""
+    """With the real torch where it is installed, else with a fake that saves in the same way."""
     try:
         import torch
     except ImportError:

@@ -1,4 +1,4 @@
-"""stoker.report, should_stop and params, as a training script uses them."""
+"""stoker.report, should_stop and params in a training script."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def values(task: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 class Scalar:
-    """As NumPy's and torch's: not a number, but gives one."""
+    """Like scalars of NumPy and torch: not a number, but convertible to one."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -99,7 +99,7 @@ def test_steps_are_counted_where_none_is_given(task: Path) -> None:
     assert [step for step, _ in values(task)] == [0, 1, 10, 11, 12]
 
 
-def test_scalars_of_other_libraries_and_numbers_that_are_none(task: Path) -> None:
+def test_scalars_of_other_libraries_and_invalid_numbers(task: Path) -> None:
     stoker.report(a=Scalar(0.5), b=float("nan"), c=float("inf"), d=-math.inf, e=True, f=10**400)
     ((_, found),) = values(task)
     assert math.isnan(found.pop("b"))
@@ -113,7 +113,9 @@ def test_numpy_scalars(task: Path) -> None:
     assert values(task) == [(3, {"loss": 0.5, "count": 7.0, "one": 2.0}), (4, {"fine": 1})]
 
 
-def test_wrong_values_are_said_once_and_never_raise(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_values_are_reported_once_and_never_raise(
+    task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(3):
         stoker.report(loss="0.5", other=None, fine=1, **{'odd "name"\n': 2})
     assert [found for _, found in values(task)] == [{"fine": 1, 'odd "name"\n': 2}] * 3
@@ -197,7 +199,7 @@ def test_a_report_survives_being_killed_right_after(task: Path) -> None:
 
 
 def test_reporting_is_cheaper_than_a_plain_log_line(task: Path) -> None:
-    """The training's loop pays for it. Compared, interleaved, with what a careful script would do by itself."""
+    """Compared, interleaved, with the log line of a careful script in the training's loop."""
     report: list[float] = []
     plain: list[float] = []
     with open(task / "plain.jsonl", "a", encoding="utf-8") as file:
@@ -226,7 +228,7 @@ def test_should_stop_once_the_file_is_there(task: Path) -> None:
 
 
 @pytest.mark.parametrize("raw", ["", "{oops", "[1]"])
-def test_params_that_are_none(raw: str, outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_params(raw: str, outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_PARAMS", raw)
     assert stoker.params() == {}
 

@@ -1,4 +1,4 @@
-"""Saving while the training goes on, without torch: any bytes, written by the process beside it."""
+"""Asynchronous saves without torch: any bytes, written by the writer process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 import stoker
 from stoker.launcher.verify import verify
-from stoker.sdk import archive, async_save, checkpoint, run_info, writer_process
+from stoker.sdk import archive, async_save, writer_process
 from stoker.sdk.async_save import Memory, Saver
 from support.waiting import wait
 
@@ -46,21 +46,9 @@ def keep(saver: Saver, name: str, data: bytes, **more: Any) -> None:
     saver.save(Bytes(data), request(name, size=len(data), **more))
 
 
-@pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("STOKER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("STOKER_TASK_DIR", str(tmp_path))
-    monkeypatch.setenv("STOKER_GENERATION", "2")
-    monkeypatch.setenv("STOKER_CHECKPOINT_DIR", str(tmp_path / "checkpoints" / "2"))
-    monkeypatch.setattr(checkpoint, "_saved", [])
-    monkeypatch.setattr(run_info, "_warned", set())
-    return tmp_path / "checkpoints" / "2"
-
-
 @pytest.fixture(params=["process", "thread"])
 def saver(request: pytest.FixtureRequest, there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Saver]:
-    """This process's own, as scripts use it, with each of the two that can write for it."""
+    """The saver of this process, as in scripts, with each of the two kinds of writers."""
     if request.param == "thread":
         monkeypatch.delattr(os, "memfd_create", raising=False)
     fresh = Saver()
@@ -103,7 +91,7 @@ def test_an_archive_is_laid_out_before_it_is_written(seed: int) -> None:
 
 
 def test_archives_and_records_beyond_four_gibibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wide fields, without the bytes: the narrow ones end early here."""
+    """The 64-bit fields, without the bytes: the limit of the 32-bit fields is lowered here."""
     monkeypatch.setattr(archive, "_LARGE", 1000)
     data = bytes(range(256)) * 20
     records = [("a/small", 0, 10), ("a/large", 100, 3000), ("a/far", 7, 20)]
@@ -111,7 +99,7 @@ def test_archives_and_records_beyond_four_gibibytes(tmp_path: Path, monkeypatch:
     with path.open("wb", buffering=0) as file:
         archive.write(file, records, memoryview(data))
     assert path.stat().st_size == archive.size(records)
-    # A reader goes by the field that says "look further": it has to be the real one.
+    # A reader depends on the marker of 64-bit fields, which must be the real one.
     raw = path.read_bytes().replace((1000).to_bytes(4, "little"), b"\xff\xff\xff\xff")
     with zipfile.ZipFile(io.BytesIO(raw)) as found:
         assert [info.file_size for info in found.infolist()] == [10, 3000, 20]
@@ -121,7 +109,7 @@ def test_archives_and_records_beyond_four_gibibytes(tmp_path: Path, monkeypatch:
 # -- saving ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_saved_is_what_was_there_at_the_call(saver: Saver, there: Path) -> None:
+def test_the_content_at_the_call_is_saved(saver: Saver, there: Path) -> None:
     data = bytearray(b"a" * 3_000_000)
     snapshot = Bytes(bytes(data))
     saver.save(snapshot, request("step-1.bin", size=snapshot.size, step=1, metrics={"loss": 0.5}))
@@ -132,7 +120,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(saver: Saver, there: Path) 
     assert commits(there) == [{"name": "step-1.bin", "step": 1, "generation": 2, "metrics": {"loss": 0.5}}]
 
 
-def test_the_next_save_waits_and_finds_room_when_it_is_larger(saver: Saver, there: Path) -> None:
+def test_the_next_save_waits_and_may_be_larger(saver: Saver, there: Path) -> None:
     for number, size in enumerate([10, 5_000_000, 1, 9_000_000]):
         keep(saver, f"step-{number}", bytes([number]) * size)
     assert saver.pending == "step-3"
@@ -142,14 +130,14 @@ def test_the_next_save_waits_and_finds_room_when_it_is_larger(saver: Saver, ther
     assert [commit["name"] for commit in commits(there)] == [f"step-{number}" for number in range(4)]
 
 
-def test_only_so_many_are_kept(saver: Saver, there: Path) -> None:
+def test_old_checkpoints_are_removed(saver: Saver, there: Path) -> None:
     for number in range(4):
         keep(saver, f"step-{number}", b"x", keep=2)
     saver.wait()
     assert sorted(os.listdir(there)) == ["step-2", "step-3"]
 
 
-def test_what_is_under_way_is_what_to_go_on_from(
+def test_a_save_in_progress_is_the_checkpoint_to_resume_from(
     saver: Saver, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there.mkdir(parents=True)
@@ -160,15 +148,15 @@ def test_what_is_under_way_is_what_to_go_on_from(
     assert stoker.checkpoint.load() == b"new"
 
 
-def test_a_save_at_once_waits_for_the_one_under_way(saver: Saver, there: Path) -> None:
-    """Else the older one could take the newer one's place."""
+def test_a_synchronous_save_waits_for_the_one_in_progress(saver: Saver, there: Path) -> None:
+    """Otherwise the older save could replace the newer one."""
     keep(saver, "last", b"old" * 1_000_000)
     stoker.checkpoint.save("last", b"new")
     saver.wait()
     assert (there / "last").read_bytes() == b"new"
 
 
-def test_what_went_wrong_is_raised_by_the_next_call_once(saver: Saver, there: Path) -> None:
+def test_an_error_is_raised_once_by_the_next_call(saver: Saver, there: Path) -> None:
     there.parent.mkdir(parents=True)
     there.write_text("in the way", encoding="utf-8")
     keep(saver, "step-1", b"lost")
@@ -182,7 +170,7 @@ def test_what_went_wrong_is_raised_by_the_next_call_once(saver: Saver, there: Pa
 
 
 def test_a_handler_that_saves_while_the_script_does(saver: Saver, there: Path) -> None:
-    """The memory is taken: it has to write by itself, and both checkpoints are whole."""
+    """The memory is in use: the handler writes by itself, and both checkpoints are complete."""
 
     class Interrupted(Bytes):
         def fill(self, memory: Memory) -> None:
@@ -231,7 +219,7 @@ def gone(pid: int) -> bool:
 
 
 @linux
-def test_at_its_end_a_script_waits_for_the_last_one(there: Path) -> None:
+def test_at_its_end_a_script_waits_for_its_last_save(there: Path) -> None:
     done = script(there, 'keep("last", b"x" * 50_000_000); print(writer())')
     assert done.returncode == 0, done.stderr
     assert (there / "last").stat().st_size == 50_000_000
@@ -239,7 +227,7 @@ def test_at_its_end_a_script_waits_for_the_last_one(there: Path) -> None:
 
 
 @linux
-def test_a_script_that_fails_still_has_its_last_one_and_says_what_failed(there: Path) -> None:
+def test_a_script_that_fails_still_writes_its_last_save_and_its_error(there: Path) -> None:
     done = script(there, 'keep("last", b"x" * 5_000_000); raise SystemExit(3)')
     assert done.returncode == 3
     assert (there / "last").stat().st_size == 5_000_000
@@ -252,8 +240,8 @@ def test_a_script_that_fails_still_has_its_last_one_and_says_what_failed(there: 
 
 
 @linux
-def test_a_script_that_is_told_to_end_may_go_before_its_checkpoint_is_written(there: Path) -> None:
-    """SIGTERM to both, as the launcher does; nothing is installed in the script for it."""
+def test_a_terminated_script_may_end_before_its_checkpoint_is_written(there: Path) -> None:
+    """SIGTERM to both processes, as from the launcher; the script has no handler."""
     done = script(
         there,
         """
@@ -373,7 +361,7 @@ def test_parts_of_a_save_that_failed_never_meet_those_of_the_next(there: Path) -
     assert (there / "step-1" / "__0_0.distcp").read_bytes() == b"n" * 10
 
 
-def test_what_torch_reads_our_own_check_accepts(there: Path) -> None:
+def test_an_archive_for_torch_is_verified(there: Path) -> None:
     there.mkdir(parents=True)
     data = b"\x80\x02}q\x00." + bytes(58)
     with (there / "a.pt").open("wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""stoker.jax_initialize, with a jax that only writes down what it is told."""
+"""stoker.jax_initialize, with a jax that only records its arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return heard
 
 
-def test_jax_is_told_its_place(told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_gets_its_rank_and_address(told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "10.0.0.7:7000")
@@ -38,7 +38,7 @@ def test_jax_is_told_its_place(told: list[dict[str, Any]], monkeypatch: pytest.M
     ]
 
 
-def test_alone_it_does_nothing(told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_task_does_nothing(told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     stoker.jax_initialize()
     monkeypatch.setenv("JAX_NUM_PROCESSES", "1")
     stoker.jax_initialize()

@@ -1,4 +1,5 @@
-"""A real server over a real store, with a controller that only records: no engine, nothing happens by itself."""
+"""A real server over a real store, with a controller that only records. There is no engine, and nothing
+happens by itself."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ TOKEN = "the-token-of-this-test-server-0123456789"
 
 
 class QuietController:
-    """Records what was asked; tests make things happen through the store and `publish`."""
+    """Records the calls; tests change the state through the store and `publish`."""
 
     def __init__(self, store: Store, blobs: BlobStore) -> None:
         self.store = store
@@ -120,7 +121,7 @@ class QuietController:
 
 @dataclass
 class Rig:
-    """A running server and the parts behind it."""
+    """A running server and its parts."""
 
     home: Home
     services: Services
@@ -150,7 +151,7 @@ class Rig:
     def raw(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> tuple[int, dict[str, str], bytes]:
-        """One request with exactly these headers (Host and the token unless they are given)."""
+        """One request with exactly these headers (plus Host and the token, unless they are given)."""
         given = {"Host": f"127.0.0.1:{self.port}", "Authorization": f"Bearer {TOKEN}", **(headers or {})}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
@@ -205,7 +206,7 @@ def running(
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
-    """Start servers; they end with the test."""
+    """Start servers, which end with the test."""
     with contextlib.ExitStack() as stack:
         numbers = itertools.count()
 
@@ -223,7 +224,7 @@ def rig(serve: Callable[..., Rig]) -> Rig:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """One server for tests that leave it as it was."""
+    """One server for tests that do not change it."""
     with running(Home(tmp_path_factory.mktemp("shared") / "home")) as rig:
         yield rig
 
@@ -236,7 +237,7 @@ def error_of(body: bytes) -> dict[str, Any]:
 
 @pytest.fixture
 def refused() -> Callable[..., StokerError]:
-    """The error a call raises."""
+    """The error that a call raises."""
 
     def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> StokerError:
         with pytest.raises(StokerError) as caught:

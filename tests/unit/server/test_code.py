@@ -1,4 +1,4 @@
-"""Uploading code: only what is right is kept, only what is missing is sent."""
+"""Upload of code: only valid content is kept, and only missing content is sent."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def test_blobs_in_any_pieces(rig: Any) -> None:
         framed(b"abc") + b"0",
     ],
 )
-def test_bodies_that_are_not_blobs(shared: Any, body: bytes) -> None:
+def test_invalid_uploads(shared: Any, body: bytes) -> None:
     status, _, answer = shared.raw("POST", "/api/v1/code/blobs", OCTETS, body)
     assert status in (413, 422) and "error" in json.loads(answer)
     assert list((shared.blobs.root / "tmp").iterdir()) == [] if (shared.blobs.root / "tmp").exists() else True
 
 
-def test_what_came_before_a_bad_blob_is_kept_and_the_bad_one_is_not(rig: Any) -> None:
+def test_blobs_before_a_bad_one_are_kept(rig: Any) -> None:
     good, bad = framed(b"good"), b"0" * 64 + b" 3\nbad"
     with pytest.raises(BlobDamaged):
         rig.client.code_blobs([good + bad])
     assert rig.blobs.has(hashlib.sha256(b"good").hexdigest()) and rig.blobs.usage().blobs == 1
 
 
-def test_an_upload_cut_short_leaves_nothing(rig: Any) -> None:
+def test_an_upload_cut_short_leaves_no_blob(rig: Any) -> None:
     with socket.create_connection(("127.0.0.1", rig.port), 10) as sock:
         head = f"POST /api/v1/code/blobs HTTP/1.1\r\nHost: 127.0.0.1:{rig.port}\r\nAuthorization: Bearer {rig.client._token}\r\n"
         sock.sendall(
@@ -94,7 +94,7 @@ def test_trees(rig: Any) -> None:
         b'{"files": [{"path": "b", "link": "c"}, {"path": "a", "link": "c"}]}',
     ],
 )
-def test_trees_that_are_none(shared: Any, manifest: bytes) -> None:
+def test_invalid_trees(shared: Any, manifest: bytes) -> None:
     with pytest.raises(SpecError):
         shared.client.code_tree(manifest)
 
@@ -162,10 +162,9 @@ def test_a_file_that_changes_while_it_is_sent_is_scanned_again(
     assert (tmp_path / "placed" / "a.py").read_text() == "newer"
 
 
-def test_a_file_changed_behind_the_back_of_its_times(
-    rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the client cannot see the server does: wrong bytes are refused, and the scan starts over."""
+def test_a_file_changed_without_its_times(rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client cannot detect this change; the server refuses the wrong bytes, and the client scans
+    again."""
     work, cache = tmp_path / "work", tmp_path / "h" / "cache"
     work.mkdir()
     (work / "a.py").write_text("old")

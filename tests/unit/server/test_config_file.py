@@ -1,4 +1,4 @@
-"""One setting is changed in config.toml; everything else stays as people wrote it."""
+"""One setting in config.toml is changed; all other text stays as it was written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ URL = 'postgresql://ada:pa"ss%40\\@host/db'
         ("# a\n[logs]\nbudget=1", "# a\n[logs]\nbudget=1\n[server]\n{}\n"),
     ],
 )
-def test_it_is_set_and_taken_out(before: str, after: str) -> None:
+def test_a_setting_is_set_and_removed(before: str, after: str) -> None:
     changed = with_database(before, URL)
     assert changed is not None
     line = next(line for line in changed.splitlines() if line.startswith("database"))
@@ -44,7 +44,7 @@ def test_it_is_set_and_taken_out(before: str, after: str) -> None:
         '[ server ]\ndatabase = """\nx"""\n',
     ],
 )
-def test_what_is_written_in_a_strange_way_is_left_to_people(strange: str, tmp_path: Path) -> None:
+def test_unusual_syntax_is_left_to_the_user(strange: str, tmp_path: Path) -> None:
     assert with_database(strange, URL) is None
     path = tmp_path / "config.toml"
     path.write_text(strange)
@@ -54,7 +54,7 @@ def test_what_is_written_in_a_strange_way_is_left_to_people(strange: str, tmp_pa
     assert "ada" not in caught.value.message
 
 
-def test_the_file_becomes_its_owners_alone(tmp_path: Path) -> None:
+def test_the_file_becomes_private(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[server]\n")
     path.chmod(0o644)

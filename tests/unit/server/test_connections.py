@@ -1,4 +1,4 @@
-"""Connections of people who want nothing but to hold them. Anybody on the machine can open one."""
+"""Connections that are only held open. Any user of the machine can open them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKEN = "the-token-of-this-test-server-0123456789"
 
 
 def closed(sock: socket.socket) -> bool:
-    """Whether the other side let go; waits for it."""
+    """Whether the other side has closed; waits for it."""
     sock.settimeout(30)
     try:
         return sock.recv(1) == b""
@@ -31,7 +31,7 @@ def closed(sock: socket.socket) -> bool:
 
 
 def answer(sock: socket.socket) -> bytes:
-    """All the other side says before it lets go."""
+    """All bytes until the other side closes."""
     sock.settimeout(30)
     said = b""
     with contextlib.suppress(ConnectionError):
@@ -42,7 +42,7 @@ def answer(sock: socket.socket) -> bytes:
 
 @pytest.fixture
 def reach(rig: Any) -> Iterator[Callable[..., socket.socket]]:
-    """Connections that have said something; they end with the test."""
+    """Connections that have sent these bytes; they end with the test."""
     with contextlib.ExitStack() as stack:
 
         def connect(said: str | bytes = b"", to: Any = None) -> socket.socket:
@@ -70,7 +70,7 @@ def test_headers_that_never_end_are_not_waited_for(serve: Any, reach: Any, said:
     assert rig.client.health()["status"] == "ok"
 
 
-def test_a_slow_second_request_is_not_waited_for_either(serve: Any, reach: Any) -> None:
+def test_a_slow_second_request_times_out(serve: Any, reach: Any) -> None:
     rig = serve(limits=Limits(head_seconds=0.2))
     sock = reach(f"GET /healthz HTTP/1.1\r\nHOST\r\n{KEY}\r\n", rig)
     assert sock.recv(4096).split()[1] == b"200"
@@ -79,13 +79,13 @@ def test_a_slow_second_request_is_not_waited_for_either(serve: Any, reach: Any) 
 
 
 def test_strangers_have_one_answer_and_no_place(reach: Any) -> None:
-    """What needs no token is no way to hold a connection either."""
+    """Routes without a token cannot hold a connection either."""
     assert answer(reach(HEALTH)).startswith(b"HTTP/1.1 200")
     assert answer(reach(ENDLESS + "\r\n5\r\nhello\r\n")).startswith(b"HTTP/1.1 401")
 
 
-def test_whoever_still_sends_can_read_why_it_was_refused(rig: Any, reach: Any) -> None:
-    """A socket closed with something unread in it resets the connection, and the answer is lost."""
+def test_a_client_that_still_sends_can_read_the_refusal(rig: Any, reach: Any) -> None:
+    """A socket closed with unread input resets the connection, and the answer is lost."""
     sock = reach("POST /api/v1/code/blobs HTTP/1.1\r\nHOST\r\nContent-Length: 2000000\r\n\r\n")
     for _ in range(40):
         sock.sendall(b"x" * 50_000)
@@ -102,11 +102,11 @@ def test_whoever_still_sends_can_read_why_it_was_refused(rig: Any, reach: Any) -
     ids=["url", "value", "count"],
 )
 def test_a_head_has_a_size(shared: Any, reach: Any, said: bytes) -> None:
-    """In bytes and in headers: one of four bytes costs fifty times that in memory."""
+    """In bytes and in number of headers: one of four bytes costs fifty times as much memory."""
     assert answer(reach(said, shared)).startswith(b"HTTP/1.1 431")
 
 
-def test_a_large_body_behind_a_head_is_no_part_of_it(shared: Any, reach: Any) -> None:
+def test_a_large_body_does_not_count_as_head(shared: Any, reach: Any) -> None:
     body = json.dumps({"key": "k", "job": {"name": "x" * 200_000}}).encode()
     head = f"POST /api/v1/runs/check HTTP/1.1\r\nHost: 127.0.0.1:{shared.port}\r\n{KEY}Connection: close\r\n"
     said = f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
@@ -115,7 +115,7 @@ def test_a_large_body_behind_a_head_is_no_part_of_it(shared: Any, reach: Any) ->
 
 @pytest.mark.parametrize("key", ["", KEY], ids=["stranger", "known"])
 def test_of_requests_sent_at_once_only_the_first_is_answered(rig: Any, reach: Any, key: str) -> None:
-    """Thousands fit into what is read at once, and each would have cost a task and its headers."""
+    """Thousands of requests fit into one read, and each would cost a task and its headers."""
     said = answer(reach(HEALTH.replace("\r\n\r\n", f"\r\n{key}\r\n") * 3000))
     assert said.count(b"HTTP/1.1 200") == 1 == said.count(b"HTTP/1.1 ")
 
@@ -140,7 +140,7 @@ def test_strangers_by_the_hundred_do_not_keep_the_owner_out(serve: Any, reach: A
 
 
 def test_more_connections_than_there_may_be(serve: Any, reach: Any) -> None:
-    """Of those with the token, one without a request under way makes room."""
+    """An authenticated connection without a current request makes room."""
     rig = serve(limits=Limits(known=20))
     asked = f"GET /healthz HTTP/1.1\r\nHOST\r\n{KEY}\r\n"
     held = []
@@ -168,11 +168,11 @@ def gone(sock: socket.socket) -> bool:
         return True
 
 
-# -- who goes -----------------------------------------------------------------------------------------------------
+# -- closed first -------------------------------------------------------------------------------------------------
 
 
 class Clock:
-    """As much of an event loop as counting needs."""
+    """The part of an event loop that the limits use."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -219,7 +219,7 @@ def test_the_oldest_of_the_address_with_most_goes_first() -> None:
 
 
 def test_a_connection_has_a_moment_to_speak_before_it_goes() -> None:
-    """A server accepts all that wait before it reads from the first of them."""
+    """A server accepts all waiting connections before it reads from the first one."""
     door, clock = door_of(unauthenticated=4, burst=50, min_age=1.0)
     owner = Visitor(door, clock, "127.0.0.1")
     flood = [Visitor(door, clock, "127.0.0.1") for _ in range(40)]
@@ -236,7 +236,7 @@ def test_a_connection_has_a_moment_to_speak_before_it_goes() -> None:
     assert clock.due == []
 
 
-def test_of_the_known_only_idle_ones_make_room() -> None:
+def test_of_authenticated_connections_only_idle_ones_make_room() -> None:
     door, clock = door_of(known=3)
     busy, first, second, new = (
         Visitor(door, clock, "127.0.0.1", idle=idle) for idle in (False, True, True, False)
@@ -259,7 +259,7 @@ def test_descriptors_are_left_for_the_servers_work() -> None:
 @pytest.mark.parametrize(
     "environment", [["x"], 7, {"A": 1}, {"A": None}, {"": "x"}, {"A=B": "x"}, {"A": "x\0y"}, {"A": "\ud800"}]
 )
-def test_an_environment_that_no_process_can_have(rig: Any, environment: Any) -> None:
+def test_an_environment_too_large_for_a_process(rig: Any, environment: Any) -> None:
     body = {"key": "k", "job": {"run": ["true"]}, "record": {"environment": environment}}
     status, _, _ = rig.raw(
         "POST", "/api/v1/runs", {"Content-Type": "application/json"}, json.dumps(body).encode()

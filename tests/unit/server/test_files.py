@@ -1,4 +1,4 @@
-"""What runs left behind, and attempts to get at something else."""
+"""Files of runs, and attempts to read other files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_ranges(rig: Any) -> None:
         "\\..\\f",
     ],
 )
-def test_paths_that_lead_elsewhere(shared: Any, path: str) -> None:
+def test_paths_that_lead_outside(shared: Any, path: str) -> None:
     run = with_outputs(shared, {"f": b"data"})
     for what in ("outputs", "logs"):
         status, _, body = shared.raw(
@@ -151,22 +151,13 @@ def sha(data: bytes) -> str:
 
 
 def damage(rig: Any, data: bytes, by: bytes | None) -> None:
-    """Other bytes in the place of a blob; None: none."""
+    """Replace the bytes of a blob; None removes it."""
     path = rig.blobs.path(sha(data))
     path.chmod(0o600)
     if by is None:
         path.unlink()
     else:
         path.write_bytes(by)
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The manifests that were read."""
-    found: list[str] = []
-    tree = BlobStore.tree
-    monkeypatch.setattr(BlobStore, "tree", lambda self, digest: (found.append(digest), tree(self, digest))[1])
-    return found
 
 
 def test_many_files_in_one_answer(rig: Any) -> None:
@@ -194,14 +185,14 @@ def test_many_files_in_one_answer(rig: Any) -> None:
         list(rig.client.contents(run, wanted[:1], what="checkpoints"))
 
 
-def test_a_blob_of_another_size_is_said_and_the_others_come(rig: Any) -> None:
+def test_a_blob_of_another_size_is_reported_and_the_others_are_sent(rig: Any) -> None:
     run = with_outputs(rig, {"a": b"0123", "b": b"4567", "c": b"89"})
     damage(rig, b"4567", b"45")
     got = list(rig.client.contents(run, [sha(b"0123"), sha(b"4567"), sha(b"89")]))
     assert got == [(sha(b"0123"), b"0123"), (sha(b"4567"), "damaged"), (sha(b"89"), b"89")]
 
 
-def test_an_answer_that_breaks_off_is_no_shorter_answer(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_breaks_off_is_an_error(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = with_outputs(rig, {"a": b"0123", "b": b"4567"})
     framed = BlobStore.framed
 
@@ -215,7 +206,7 @@ def test_an_answer_that_breaks_off_is_no_shorter_answer(rig: Any, monkeypatch: p
         got.extend(rig.client.contents(run, [sha(b"0123"), sha(b"4567")]))
 
 
-def test_one_answer_has_its_bounds(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_answer_is_bounded(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = with_outputs(rig, {"a": b"0123", "b": b"4567"})
     digests = [sha(b"0123"), sha(b"4567")]
     monkeypatch.setattr(routes, "CONTENTS_BYTES", 7)
@@ -227,7 +218,7 @@ def test_one_answer_has_its_bounds(rig: Any, monkeypatch: pytest.MonkeyPatch) ->
             list(rig.client.contents(run, wrong))
 
 
-def test_the_manifest_is_read_once_however_many_files_are_asked_for(rig: Any, reads: list[str]) -> None:
+def test_the_manifest_is_read_once_for_any_number_of_files(rig: Any, reads: list[str]) -> None:
     files = {f"d{n % 7}/{n}": b"%d" % n for n in range(60)}
     run = with_outputs(rig, files)
     assert len(rig.client.files(run)["files"]) == 60
@@ -238,7 +229,7 @@ def test_the_manifest_is_read_once_however_many_files_are_asked_for(rig: Any, re
     assert len(reads) == 1
 
 
-def test_what_was_read_of_a_tree_is_dropped_with_it(rig: Any, reads: list[str]) -> None:
+def test_a_listing_is_dropped_with_its_tree(rig: Any, reads: list[str]) -> None:
     run = with_outputs(rig, {"f": b"data"})
     rig.client.files(run)
     digest = reads[0]
@@ -273,7 +264,7 @@ def test_a_log_is_found_without_listing_all_of_them(rig: Any, monkeypatch: pytes
             list(rig.client.content(run, wrong, what="logs"))
 
 
-def test_threads_that_ask_at_once_wait_for_one_reading(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_requests_share_one_read(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = with_outputs(rig, {"f": b"data"})
     count, go = [0], threading.Event()
     tree = BlobStore.tree

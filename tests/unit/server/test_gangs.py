@@ -1,4 +1,4 @@
-"""Runs with several tasks, as the interface shows them."""
+"""Runs with several tasks in the API."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ def test_the_tasks_of_an_attempt(rig: Any) -> None:
     rig.controller.found = {run: Readiness(4, (Absent("worker-10", "pulling image"),))}
     attempt = rig.client.run(run)["attempts"][0]
     names = [task["name"] for task in attempt["tasks"]]
-    assert names == ["worker-0", "worker-1", "worker-2", "worker-10"]  # by rank; who left is not there
+    assert names == [
+        "worker-0",
+        "worker-1",
+        "worker-2",
+        "worker-10",
+    ]  # by rank; a task that has left is not listed
     assert attempt["tasks"][2] == {
         "name": "worker-2",
         "role": "worker",
@@ -62,7 +67,7 @@ def test_the_tasks_of_an_attempt(rig: Any) -> None:
     assert (listed["placed"], listed["up"]) == (4, 3) and "tasks" not in listed
 
 
-def test_what_the_one_before_left_is_not_said_of_its_stand_in(rig: Any) -> None:
+def test_a_replacement_does_not_show_facts_of_its_predecessor(rig: Any) -> None:
     run = rig.submit("digits", workers=4)["id"]
     begin(rig, run, {**PLACES, "worker-1": {**PLACES["worker-1"], "incarnation": 2}})
     rig.store.apply([running(run, "worker-0"), running(run, "worker-1", step=40)])
@@ -70,8 +75,8 @@ def test_what_the_one_before_left_is_not_said_of_its_stand_in(rig: Any) -> None:
     assert [(task["phase"], task["usage"]) for task in tasks[:2]] == [("running", {}), ("starting", {})]
 
 
-def test_nothing_of_an_attempt_that_is_over_runs(rig: Any) -> None:
-    """Of one that vanished, the last that was heard is that it ran."""
+def test_no_task_of_an_ended_attempt_runs(rig: Any) -> None:
+    """Of an attempt that vanished, the last report of its tasks was that they run."""
     run = rig.submit("digits", workers=4)["id"]
     begin(rig, run, PLACES)
     rig.store.apply([running(run, "worker-0"), UpdateAttempt(run, 1, {"state": "ended", "cause": "lost"})])
@@ -79,7 +84,7 @@ def test_nothing_of_an_attempt_that_is_over_runs(rig: Any) -> None:
     assert {task["phase"] for task in tasks} == {"ended"}
 
 
-def test_who_comes_and_who_goes(rig: Any) -> None:
+def test_joining_and_leaving_tasks(rig: Any) -> None:
     run = rig.submit("digits", workers="2..4")["id"]
     coming = {"worker-2": {**PLACES["worker-2"], "joining": True}}
     going = {"worker-1": {**PLACES["worker-1"], "leaving": True}}
@@ -97,7 +102,7 @@ def test_who_comes_and_who_goes(rig: Any) -> None:
     assert attempt["world"] == {"size": 3, "generation": 2, "text": text}
 
 
-def test_a_straggler_is_named_from_what_the_tasks_report(rig: Any) -> None:
+def test_a_straggler_is_named_from_reports_of_the_tasks(rig: Any) -> None:
     run = rig.submit("digits", workers=4)["id"]
     begin(rig, run)
     rig.store.apply([running(run, task, cpu=0.5) for task in PLACES])
@@ -120,7 +125,7 @@ def test_scaling_against_the_run_of_one_worker(rig: Any) -> None:
     assert rig.client.run(run)["scaling"] is None
     rig.store.apply([reported(run, "loss", 0.125, 1.0), reported(run, "samples_per_second", 0.125, 2048.0)])
     found = rig.client.run(run)["scaling"]
-    assert found["text"].startswith("no run of one worker to compare with")  # the one has not ended well
+    assert found["text"].startswith("no run of one worker to compare with")  # the first run has not succeeded
     rig.end(alone)
     found = rig.client.run(run)["scaling"]
     assert (found["against"], found["basis"], found["efficiency"]) == (alone, "samples", 0.8)

@@ -15,7 +15,7 @@ def texts(records: Any) -> list[str]:
     return [record["text"] for record in records if "text" in record]
 
 
-def test_what_is_there(rig: Any) -> None:
+def test_existing_lines(rig: Any) -> None:
     run = rig.submit()["id"]
     assert list(rig.client.logs(run)) == []
     rig.log(run, "one", "two \x1b[31mred", "ünï")
@@ -85,7 +85,7 @@ def test_two_hundred_followers(rig: Any) -> None:
             sock.close()
 
 
-def test_a_follower_that_goes_away_frees_everything(rig: Any) -> None:
+def test_a_follower_that_disconnects_frees_everything(rig: Any) -> None:
     run = rig.submit()["id"]
     rig.log(run, "start")
     for _ in range(5):
@@ -108,13 +108,13 @@ def test_followers_let_go_when_the_server_ends(rig: Any) -> None:
     assert not thread.is_alive() and texts(followed) == ["start"] and "end" not in followed[-1]
 
 
-def test_a_big_log_comes_in_pieces(rig: Any) -> None:
+def test_a_large_log_is_sent_in_pieces(rig: Any) -> None:
     run = rig.submit()["id"]
     rig.log(run, *["x" * 1000 for _ in range(3000)])
     assert len(list(rig.client.logs(run))) == 3000
 
 
-def test_a_filter_that_leaves_nothing_of_the_first_piece(rig: Any) -> None:
+def test_a_filter_that_drops_the_whole_first_piece(rig: Any) -> None:
     run = rig.submit()["id"]
     rig.log(run, *["x" * 1000 for _ in range(1000)])
     rig.log(run, "at last", stream="e")

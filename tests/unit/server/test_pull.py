@@ -1,4 +1,5 @@
-"""`stoker pull` against a real server: many small files, large ones, what breaks off and what is damaged."""
+"""`stoker pull` from a real server: many small files, large ones, interrupted transfers and damaged
+content."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Pull = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def pull(rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pull:
-    """Pulls into `there`: (exit status, what it said)."""
+    """Pulls into `there`: (exit status, output)."""
     monkeypatch.setenv("STOKER_URL", rig.services.url)
     monkeypatch.setenv("STOKER_TOKEN", TOKEN)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "none"))
@@ -46,7 +47,7 @@ def pull(rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pull:
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What was asked for, by the last word of the route."""
+    """The requests, by the last word of their route."""
     found: Counter[str] = Counter()
     real = Client._open
 
@@ -110,7 +111,7 @@ def test_two_thousand_small_files_and_a_large_one(
 def test_requests_and_manifests_grow_with_the_files_and_not_with_their_square(
     old: bool, rig: Any, pull: Pull, requests: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`old`: a server without the route that sends many."""
+    """`old`: a server without the route for many files."""
     manifests: list[str] = []
     tree = BlobStore.tree
     monkeypatch.setattr(BlobStore, "tree", lambda self, name: (manifests.append(name), tree(self, name))[1])
@@ -188,7 +189,8 @@ def test_what_has_arrived_stays_when_the_connection_stays_away(
 def test_an_interrupted_pull_is_continued(
     rig: Any, pull: Pull, requests: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Ended before the files of a batch were synced: their parts are there, and only what is not there comes."""
+    """Killed before the files of a batch were synced: their parts remain, and only the missing bytes are
+    sent."""
     contents = {**many(100), "large": os.urandom(3 << 20)}
     run = with_outputs(rig, contents)
     there = tmp_path / "there"
@@ -228,7 +230,7 @@ def test_damaged_and_missing_contents_do_not_keep_the_others_from_coming(
     assert found_in(tmp_path / "there") == contents
 
 
-def test_a_server_that_hands_over_nothing_is_not_asked_for_everything(
+def test_a_server_that_sends_no_file_is_not_asked_for_all(
     rig: Any, pull: Pull, requests: Counter[str]
 ) -> None:
     run = with_outputs(rig, {f"{n}": b"%d" % n * (1 << 20) for n in range(100, 130)})
@@ -264,7 +266,7 @@ def test_a_full_disk_is_said_and_what_fits_stays(
 
 
 def test_names_that_look_like_parts(rig: Any, pull: Pull, tmp_path: Path) -> None:
-    """Unfinished bytes never wait where another file goes, and a name may be as long as a name can be."""
+    """A partial file never has the name of another file, and a name may have the maximum length."""
     contents = {
         "w": b"w" * (2 << 20), "w.part": b"small", "w.part~": b"tiny", "w.part.part": b"p" * (3 << 20),
         "s": b"1", "s.part": b"2", "n" * 255: b"3", "ö" * 127: b"4" * (2 << 20), "W": b"5",

@@ -1,4 +1,4 @@
-"""Submitting, listing, showing and waiting, over HTTP."""
+"""Submitting, listing, showing and awaiting runs over HTTP."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_same_key_is_the_same_run_once(rig: Any) -> None:
         rig.client.submit(key="k", job={"name": "b"})
 
 
-def test_missing_code_is_a_conflict_that_says_so(rig: Any) -> None:
+def test_missing_code_is_a_conflict(rig: Any) -> None:
     with pytest.raises(Conflict) as caught:
         rig.client.submit(key="k", job={}, code="0" * 64)
     assert caught.value.details == {"missing": "code"}
@@ -177,7 +177,7 @@ def test_waiting(rig: Any) -> None:
     assert rig.client.wait("digits")["state"] == "failed"
 
 
-def test_metrics_and_numbers_that_are_none(rig: Any) -> None:
+def test_metrics_and_invalid_numbers(rig: Any) -> None:
     run = rig.submit()["id"]
     points = [Point("loss", 1, 0.5, 1.0), Point("loss", 2, math.nan, 2.0), Point("loss", 3, math.inf, 3.0)]
     rig.store.apply([AddMetrics(run, 1, [*points, Point("val/acc", 1, 1.0, 1.0)])])
@@ -188,7 +188,7 @@ def test_metrics_and_numbers_that_are_none(rig: Any) -> None:
         rig.client.metric(run, "<script>")
 
 
-def test_metrics_say_which_task_reported_them(rig: Any) -> None:
+def test_metrics_name_their_task(rig: Any) -> None:
     run = rig.submit()["id"]
     keys = ["loss", "loss@worker-1", "loss@worker-0.1", "acc@top-5", "@"]
     rig.store.apply([AddMetrics(run, 1, [Point(key, 1, 1.0, 1.0) for key in keys])])
@@ -201,7 +201,7 @@ def test_metrics_say_which_task_reported_them(rig: Any) -> None:
     }  # fmt: skip
 
 
-def test_names_are_shown_as_they_are(rig: Any) -> None:
+def test_names_are_shown_unchanged(rig: Any) -> None:
     run = rig.client.submit(
         key="k", job={"name": "digits", "tags": ["<script>alert(1)</script>", "\x1b[31m"]}
     )
@@ -253,7 +253,7 @@ def test_backups(rig: Any) -> None:
     assert rig.client.backup()["path"].startswith(str(rig.home.backups))
 
 
-def test_a_restored_home_bears_the_name_that_its_pods_bear(rig: Any, tmp_path: Path) -> None:
+def test_a_restored_home_has_the_name_of_its_pods(rig: Any, tmp_path: Path) -> None:
     run = rig.submit("kept")
     name = names.home_id(rig.home)
     rig.client.backup(str(tmp_path / "copy"))

@@ -1,4 +1,4 @@
-"""Nothing answers a stranger, and nothing strangers send gets far."""
+"""No route answers a client without a token, and input from such a client costs little."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_TOKEN = {"Authorization": ""}
 
 
 def routes(app: Any) -> Iterator[tuple[str, str]]:
-    """(method, path) of every route, however deep; a kind of route this does not know fails the test."""
+    """(method, path) of every route at any depth; an unknown kind of route fails the test."""
     waiting = list(app.routes)
     while waiting:
         route = waiting.pop()
@@ -73,7 +73,7 @@ def test_what_is_no_route_is_not_shown_to_strangers(shared: Any, path: str) -> N
     assert status == 404 and json.loads(body)["error"]["code"] == "not-found"
 
 
-def test_health_is_open_but_only_under_our_name(shared: Any) -> None:
+def test_health_needs_no_token_but_our_host_name(shared: Any) -> None:
     status, _, body = shared.raw("GET", "/healthz", NO_TOKEN)
     assert (status, json.loads(body)) == (200, {"status": "ok", "home_id": "test"})
     status, _, body = shared.raw("GET", "/readyz", NO_TOKEN)
@@ -99,7 +99,7 @@ def test_hosts_that_are_none(shared: Any, host: str) -> None:
     assert shared.raw("GET", "/healthz", {"Host": host})[0] in (400, 421)
 
 
-def test_two_hosts_or_two_tokens_are_none(shared: Any) -> None:
+def test_two_hosts_or_two_tokens_are_refused(shared: Any) -> None:
     for doubled in (f"Host: 127.0.0.1:{shared.port}", f"Authorization: Bearer {shared.client._token}"):
         lines = [
             "GET /api/v1/server HTTP/1.1",
@@ -159,10 +159,10 @@ def test_the_documented_routes_are_the_routes(shared: Any) -> None:
     assert documented == {(method, path.replace(":path}", "}")) for method, path in routes(shared.app)}
 
 
-# -- what is sent -----------------------------------------------------------------------------------------------
+# -- request bodies ---------------------------------------------------------------------------------------------
 
 
-def test_big_bodies_are_refused_before_they_are_read(shared: Any) -> None:
+def test_large_bodies_are_refused_before_they_are_read(shared: Any) -> None:
     with socket.create_connection(("127.0.0.1", shared.port), 30) as sock:
         head = f"POST /api/v1/runs HTTP/1.1\r\nHost: 127.0.0.1:{shared.port}\r\nAuthorization: Bearer {shared.client._token}\r\n"
         sock.sendall(f"{head}Content-Length: 99999999999\r\n\r\n".encode())
@@ -211,7 +211,7 @@ def test_endless_bodies_are_cut_off(rig: Any) -> None:
         b'{"key": "k", "job": {}, "secrets": {"A": 1}}',
     ],
 )
-def test_bodies_that_are_wrong(shared: Any, body: bytes) -> None:
+def test_invalid_bodies(shared: Any, body: bytes) -> None:
     for path in ("/api/v1/runs", "/api/v1/runs/check"):
         status, _, answer = shared.raw("POST", path, {"Content-Type": "application/json"}, body)
         assert status in (400, 422), answer
@@ -235,7 +235,7 @@ def test_what_only_the_server_decides_cannot_be_sent(shared: Any, extra: str) ->
         assert status == 422 and extra in json.loads(answer)["error"]["message"]
 
 
-def test_a_refused_body_does_not_come_back(shared: Any) -> None:
+def test_a_refused_body_is_not_quoted(shared: Any) -> None:
     body = {"key": "k", "job": {}, "secrets": {"HF": ["hunter2-hunter2"]}}
     _, _, answer = shared.raw(
         "POST", "/api/v1/runs", {"Content-Type": "application/json"}, json.dumps(body).encode()
@@ -243,7 +243,7 @@ def test_a_refused_body_does_not_come_back(shared: Any) -> None:
     assert b"hunter2" not in answer and b"HF" in answer
 
 
-def test_the_unforeseen_is_logged_and_not_told(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_logged_and_not_sent(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
     rig.controller.error = RuntimeError("inner workings: hunter2-hunter2")
     with caplog.at_level(logging.ERROR):
         status, sent, answer = rig.raw(
@@ -257,19 +257,19 @@ def test_the_unforeseen_is_logged_and_not_told(rig: Any, caplog: pytest.LogCaptu
     assert error["details"]["id"] in caplog.text and "inner workings" in caplog.text
 
 
-def test_a_client_that_goes_away_is_no_error(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_disconnects_is_no_error(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
     head = f"Host: 127.0.0.1:{rig.port}\r\nAuthorization: Bearer {rig.client._token}\r\n"
     for path in ("/api/v1/runs", "/api/v1/code/trees", "/api/v1/code/blobs"):
         with socket.create_connection(("127.0.0.1", rig.port), 10) as sock:
             sock.sendall(f"POST {path} HTTP/1.1\r\n{head}Content-Length: 100\r\n\r\n{{".encode())
-            # An answered request on another connection: the server has seen this one by then.
+            # After an answered request on another connection, the server has read this one.
             assert rig.client.health()["status"] == "ok"
     for _ in range(20):
         assert rig.client.server()["store"]["status"] == "ok"
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_a_full_disk_is_said(rig: Any) -> None:
+def test_a_full_disk_is_reported(rig: Any) -> None:
     rig.controller.error = OSError(28, "No space left on device")
     status, _, answer = rig.raw(
         "POST", "/api/v1/runs", {"Content-Type": "application/json"}, b'{"key": "k", "job": {"name": "x"}}'

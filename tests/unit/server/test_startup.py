@@ -1,4 +1,4 @@
-"""Taking a home, and keeping secrets out of its log."""
+"""The server locks a home, and keeps secrets out of its log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def test_the_token_is_made_once_and_only_for_the_owner(home: Home) -> None:
+def test_the_token_is_made_once_and_is_private(home: Home) -> None:
     token = startup.token_of(home)
     assert len(token) >= 40 and startup.token_of(home) == token
     home.token.chmod(0o644)
@@ -31,7 +31,7 @@ def test_the_token_is_made_once_and_only_for_the_owner(home: Home) -> None:
     assert startup.token_of(home) not in ("", token)
 
 
-def test_a_token_that_is_none(home: Home) -> None:
+def test_invalid_tokens(home: Home) -> None:
     home.token.write_bytes(b"\xff\xfe")
     with pytest.raises(StokerError, match="cannot read the token"):
         startup.token_of(home)
@@ -68,7 +68,7 @@ def test_a_full_disk_is_named(home: Home) -> None:
     )
 
 
-def test_ports_that_cannot_be_had() -> None:
+def test_unavailable_ports() -> None:
     with startup.bind("127.0.0.1", 0) as taken, pytest.raises(StokerError, match="is taken"):
         startup.bind("127.0.0.1", taken.getsockname()[1])
     for host, port in (("127.0.0.1", 99999), ("256.0.0.1", 0), ("no.such.host.invalid", 0)):

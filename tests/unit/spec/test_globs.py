@@ -1,4 +1,4 @@
-"""Patterns of ignore files: what git makes of them, in linear time."""
+"""Patterns of ignore files: the same result as in git, in linear time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETS = 400
 
 
 def decided(patterns: Patterns, path: bytes) -> bool:
-    """With the directories above it, as git goes down to it."""
+    """Including the directories above it, in the order of git."""
     parts = path.split(b"/")
     found = None
     for depth in range(1, len(parts) + 1):
@@ -35,8 +35,8 @@ def decided(patterns: Patterns, path: bytes) -> bool:
     return bool(found)
 
 
-def test_patterns_mean_what_they_mean_to_git(tmp_path: Path) -> None:
-    """Random ones, mistakes among them; each set in a directory of its own, so that git is asked once."""
+def test_patterns_agree_with_git(tmp_path: Path) -> None:
+    """Random patterns, also invalid ones, each set in its own directory, so that git runs only once."""
     chance = random.Random(4)
     sets = [
         [
@@ -85,7 +85,7 @@ def test_patterns_mean_what_they_mean_to_git(tmp_path: Path) -> None:
     ],
 )
 def test_time_grows_with_the_length_of_the_path(pattern: str) -> None:
-    """Every byte of a path costs the same. A regular expression would take longer than there is."""
+    """Every byte of a path costs the same; a regular expression would need exponential time."""
     patterns = Patterns([pattern.encode(), b"/" + pattern.encode()])
 
     def cost(length: int) -> float:
@@ -107,7 +107,7 @@ def test_a_million_names_are_looked_up() -> None:
     )
 
 
-def test_there_is_an_end_to_patterns() -> None:
+def test_patterns_are_bounded() -> None:
     with pytest.raises(TooLarge, match="a pattern has 5000 bytes"):
         Patterns([b"*" * 5000])
     with pytest.raises(TooLarge, match="too many patterns"):

@@ -1,4 +1,4 @@
-"""What newcomers get wrong with workers, roles and frameworks, and exactly what they are told."""
+"""Common mistakes with workers, roles and frameworks, and the exact messages."""
 
 from __future__ import annotations
 

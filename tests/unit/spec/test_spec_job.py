@@ -1,4 +1,4 @@
-"""The job itself: normal forms, defaults, names, and reading back what was written."""
+"""The job: normal forms, defaults, names, and reading back."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ _jobs = st.fixed_dictionaries(
 
 @settings(max_examples=200)
 @given(_jobs)
-def test_what_was_written_reads_back_the_same(raw: dict[str, Any]) -> None:
+def test_a_written_job_reads_back_the_same(raw: dict[str, Any]) -> None:
     job = Job.from_json(raw)
     written = json.loads(json.dumps(job.to_json(), allow_nan=False))
     again = Job.from_json(written)

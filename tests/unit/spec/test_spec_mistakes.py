@@ -1,4 +1,4 @@
-"""What newcomers get wrong, and exactly what they are told."""
+"""Common mistakes of new users, and the exact messages."""
 
 from __future__ import annotations
 
@@ -547,7 +547,7 @@ def test_json_that_is_no_job() -> None:
 
 
 def test_more_processes_than_a_task_can_have() -> None:
-    """Said with its place, and only to those who ask for it now: a stored job has been accepted before."""
+    """Reported with its place, and only for new jobs: a stored job was accepted before."""
     with pytest.raises(SpecError) as caught:
         parse_job("run: python train.py\nprocesses: 100000\n", source="stoker.yaml")
     assert str(caught.value) == "stoker.yaml:2: processes: 100000 is more than one task can have: 1024"

@@ -1,4 +1,4 @@
-"""What is published about the job file: schema, reference, and which keys an engine refuses."""
+"""What is published about the job file: schema, reference, and keys that an engine refuses."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_key_with_a_line_of_its_own_has_a_flag() -> None:
 
 
 def _accepts(schema: Any, value: Any) -> bool:
-    """As much of JSON Schema as ours uses; any other word is an error."""
+    """The part of JSON Schema that our schema uses; any other keyword is an error."""
     if isinstance(schema, bool):
         return schema
     known = {"$schema", "title", "description", "examples", "default", "type", "properties", "additionalProperties",

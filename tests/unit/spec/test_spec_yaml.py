@@ -1,4 +1,4 @@
-"""YAML 1.2 as job files use it, and YAML made to hurt."""
+"""YAML 1.2 as in job files, and hostile YAML."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ BOMBS = {
 
 
 def test_bombs_are_refused_quickly() -> None:
-    """In a process of its own, so that a bomb that goes off is a failure and not the end of the tests."""
+    """In a separate process, so that a bomb fails only its own test."""
     code = (
         "import resource, sys, json\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
@@ -158,7 +158,7 @@ def test_broken_text_has_a_place_and_a_hint(text: str) -> None:
 
 
 def test_a_job_file_of_blanks_is_refused_at_once() -> None:
-    """Ten times the lines cost about ten times the time: 1,600 of them took a minute to be told from a manifest."""
+    """Ten times the lines cost about ten times the time; 1,600 of them once took a minute."""
 
     def cost(lines: int) -> float:
         began = time.process_time()

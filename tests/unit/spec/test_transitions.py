@@ -1,4 +1,4 @@
-"""A transition that is not in its table raises where it is to, and else is logged with its facts."""
+"""A transition outside its table raises in tests, and is logged with its facts in production."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ TABLE: Table[Light, Switch] = Table(
 )
 
 
-def test_what_is_in_the_table_follows() -> None:
+def test_transitions_in_the_table_are_followed() -> None:
     assert TABLE.after(Light.RED, Switch.GO) is Light.GREEN
     assert TABLE.after(Light.DARK, Switch.OFF) is Light.DARK
     assert TABLE.befores(Switch.OFF) == [Light.DARK, Light.GREEN, Light.RED]
     assert len(TABLE.transitions) == 4
 
 
-def test_what_is_not_raises_in_tests(unexpected_transitions: list[str]) -> None:
+def test_other_transitions_raise_in_tests(unexpected_transitions: list[str]) -> None:
     with pytest.raises(UnexpectedTransition, match="light: 'go' in state 'dark' is not in the table"):
         TABLE.after(Light.DARK, Switch.GO, run="digits-7f3k")
     assert len(unexpected_transitions) == 1
     unexpected_transitions.clear()
 
 
-def test_what_is_not_is_logged_with_the_facts_in_production(
+def test_other_transitions_are_logged_in_production(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, unexpected_transitions: list[str]
 ) -> None:
     monkeypatch.delenv(STRICT)

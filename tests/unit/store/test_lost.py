@@ -1,4 +1,4 @@
-"""A database that is gone while its home is not, and the copies that bring it back."""
+"""A home that has lost its database, and the copies that bring it back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.testing.store_case import new_run
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """One that a server has begun to use."""
+    """A home that a server has used."""
     made = Home(tmp_path / "home")
     for path in (made.tasks, made.runs, made.blobs / "objects", made.blobs / "tmp", made.backups / "auto"):
         path.mkdir(parents=True)
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def submit(home: Home, key: str) -> str:
-    """As the server does it."""
+    """A run as the server acknowledges it."""
     with Store.of_home(home, home.database) as store:
         row, _ = store.submit(new_run(key), now=1.0)
     with home.ledger.open("a") as ledger:
@@ -93,7 +93,7 @@ def test_none_is_made_beside_what_is_left_of_another(home: Home, left: str, data
         Store.open(home.database).close()
     before = {path: path.read_bytes() for path in home.root.glob("stoker.db")}
     if left == "blobs" and database.startswith("without"):
-        Store.of_home(home, home.database).close()  # code that came before its run
+        Store.of_home(home, home.database).close()  # code that was uploaded before its run
         return
     with pytest.raises((StoreLost, StoreDamaged)) as caught:
         Store.of_home(home, home.database)
@@ -105,7 +105,7 @@ def test_none_is_made_beside_what_is_left_of_another(home: Home, left: str, data
         assert bool(caught.value.details["copies"]) == ("copy" in left)
 
 
-def test_what_is_there_and_the_best_way_back_are_named(home: Home) -> None:
+def test_existing_copies_and_the_best_way_back_are_named(home: Home) -> None:
     runs = [submit(home, str(number)) for number in range(3)]
     best = copy(home, "auto/stoker-20260101-000000.db")
     (home.tasks / runs[0]).mkdir()
@@ -119,12 +119,12 @@ def test_what_is_there_and_the_best_way_back_are_named(home: Home) -> None:
     assert f"({best}) has 3 runs and was made on " in (caught.value.hint or "")
 
 
-def test_a_home_whose_database_is_on_a_server_says_so(home: Home) -> None:
+def test_a_home_with_its_database_on_a_server(home: Home) -> None:
     submit(home, "a")
     copy(home, "before-migration-20260101-000000.db")
     lose(home)
     with pytest.raises(StoreLost) as caught:
-        Store.of_home(home, home.database)  # its config.toml lost the setting
+        Store.of_home(home, home.database)  # its config.toml has lost the setting
     assert "[server] database" in (caught.value.hint or "")
     assert not home.database.exists()
 
@@ -178,7 +178,7 @@ def test_a_copy_is_never_pushed_out_by_one_that_has_lost_its_runs(home: Home) ->
 
 
 def test_no_copy_goes_while_the_newest_cannot_be_read(home: Home) -> None:
-    """A server that is out of descriptors can read none of them: to it each looks like one that holds nothing."""
+    """A server without free descriptors can read no copy, and each looks empty to it."""
     auto = home.backups / "auto"
     submit(home, "a")
     for day in (1, 2, 3):
@@ -193,7 +193,7 @@ def _runs(auto: Path) -> dict[str, int]:
     return {path.name: inside.runs for path in auto.iterdir() if (inside := copies.contents(path))}
 
 
-def test_copies_that_cannot_be_read_are_none(tmp_path: Path) -> None:
+def test_unreadable_copies_do_not_count(tmp_path: Path) -> None:
     for name, content in (
         ("empty", b""),
         ("junk", b"junk" * 100),

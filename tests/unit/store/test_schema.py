@@ -1,4 +1,4 @@
-"""Schemas: made directly, migrated to, refused; and no SQL of one database outside its file."""
+"""Schemas: created directly, migrated, or refused; SQL of one database is only in its files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PACKAGE = Path(stoker.store.__file__).parent
 
 
 def layout(path: Path) -> dict[str, list[str]]:
-    """What is in a database; the order in which a table's columns and constraints stand does not matter."""
+    """The content of a database, independent of the order of columns and constraints."""
     connection = sqlite3.connect(path)
     rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     connection.close()
-    # A column that a migration added has no line of its own.
+    # A column added by a migration has no separate line.
     return {
         name: sorted(line.strip() for line in re.split(r"\n|,(?![^(\n]*\))", sql) if line.strip())
         for name, sql in rows
@@ -48,7 +48,7 @@ def test_the_migrations_lead_to_the_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, schema.VERSION + 1))
-def test_up_from_each_version_with_its_data(tmp_path: Path, version: int) -> None:
+def test_each_version_is_migrated_with_its_data(tmp_path: Path, version: int) -> None:
     path = tmp_path / "stoker.db"
     load(HERE / f"schema_v{version}.sql", path)
     with Store.open(path) as store:
@@ -118,7 +118,7 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "places.sqlite"
     sqlite3.connect(path).execute("CREATE TABLE bookmarks (url)").connection.close()
     with pytest.raises(StoreError, match="bookmarks"):
@@ -147,7 +147,7 @@ OWN_WORDS = {
 @pytest.mark.parametrize(
     "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
 )
-def test_one_databases_words_stay_in_its_files(path: Path, database: str) -> None:
+def test_sql_of_one_database_is_only_in_its_files(path: Path, database: str) -> None:
     if path.name.startswith(database):
         return
     own_files = re.compile(rf"from stoker\.store\.dialects\.{database}\w* import|{database}Dialect", re.I)
@@ -157,7 +157,7 @@ def test_one_databases_words_stay_in_its_files(path: Path, database: str) -> Non
 
 
 def _without_docstrings(path: Path) -> str:
-    """Prose may name a database; code may not."""
+    """A docstring may name a database; code may not."""
     tree = ast.parse(path.read_text())
     lines = path.read_text().splitlines()
     for node in ast.walk(tree):

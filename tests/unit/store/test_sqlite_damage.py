@@ -1,4 +1,4 @@
-"""A damaged database is noticed, named and not written to; it never answers with a driver's traceback."""
+"""A damaged database is detected, named and not written to; no exception of the driver is raised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = 4096
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database of a few hundred pages, closed in good order."""
+    """A database of a few hundred pages, closed properly."""
     path = tmp_path_factory.mktemp("template") / "stoker.db"
     with Store.open(path) as store:
         runs = submit_all(
@@ -61,7 +61,7 @@ def assert_damaged(path: Path) -> None:
     assert "stoker backup restore" in (caught.value.hint or "")
 
 
-def test_a_sound_one_is_not_called_damaged(path: Path) -> None:
+def test_an_intact_database_is_not_called_damaged(path: Path) -> None:
     use_everything(path)
 
 
@@ -104,7 +104,7 @@ def test_not_a_database_at_all(tmp_path: Path) -> None:
 
 
 def crashed(path: Path, transactions: int = 40) -> Path:
-    """A copy as a crash leaves it: with a log that has not been played into the main file."""
+    """A copy as after a crash: its log has not been applied to the main file."""
     with Store.open(path) as store:
         for number in range(transactions):
             store.submit(new_run(f"in the log {number}"), now=1.0)
@@ -118,7 +118,7 @@ def wal(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
-def test_after_a_crash_the_log_is_played(path: Path) -> None:
+def test_after_a_crash_the_log_is_applied(path: Path) -> None:
     copy = crashed(path)
     with Store.open(copy) as store:
         assert store.counts()["queued"] == 240
@@ -126,7 +126,7 @@ def test_after_a_crash_the_log_is_played(path: Path) -> None:
 
 
 def test_a_log_cut_short_by_a_crash_is_not_damage(path: Path) -> None:
-    """The last transaction was being written, nobody was told that it was done."""
+    """The last transaction was being written, and was not acknowledged."""
     copy = crashed(path)
     with open(wal(copy), "r+b") as file:
         file.truncate(wal(copy).stat().st_size - 100)
@@ -151,7 +151,7 @@ def test_garbage_in_the_log(path: Path, where: str) -> None:
     assert_damaged(copy)
 
 
-def test_the_log_alone_is_left(path: Path) -> None:
+def test_only_the_log_is_left(path: Path) -> None:
     copy = crashed(path)
     copy.unlink()
     assert_damaged(copy)
@@ -236,7 +236,8 @@ def test_restoring_a_copy_and_naming_what_is_missing(path: Path, tmp_path: Path)
 
 
 def test_flipped_bytes_never_raise_anything_but_ours(path: Path, template: Path) -> None:
-    """A flipped bit inside a text is not noticed by any database without checksums; a traceback would be."""
+    """Without checksums no database detects a flipped bit inside a text, but only errors of Stoker may be
+    raised."""
     seed = 12
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -253,7 +254,7 @@ def test_flipped_bytes_never_raise_anything_but_ours(path: Path, template: Path)
 
 
 @pytest.mark.parametrize("table", ["runs", "metrics"])
-def test_a_huge_database_is_looked_at_only_in_part(
+def test_a_huge_database_is_checked_only_in_part(
     path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     connection = sqlite3.connect(path)

@@ -1,4 +1,4 @@
-"""What is asked often must stay a short walk of an index, however many runs there are."""
+"""Frequent queries use an index, and stay short for any number of runs."""
 
 from __future__ import annotations
 

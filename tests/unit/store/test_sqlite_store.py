@@ -14,6 +14,6 @@ class TestSqliteStore(StoreSuite):
     def url(self, tmp_path: Path) -> str:
         return str(tmp_path / "stoker.db")
 
-    def test_nothing_lies_beside_what_several_created_at_once(self, url: str, tmp_path: Path) -> None:
+    def test_simultaneous_creation_leaves_no_other_files(self, url: str, tmp_path: Path) -> None:
         self.test_several_create_at_once(url)
         assert [found.name for found in tmp_path.iterdir()] == ["stoker.db"]

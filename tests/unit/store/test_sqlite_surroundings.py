@@ -1,4 +1,4 @@
-"""Where a database lies, and what may be wrong there."""
+"""The directory of a database, and the errors of its file system."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def place() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def unprivileged() -> Iterator[None]:
-    """Root may write anywhere, so be somebody else for a while."""
+    """Root may write anywhere, so become another user for a while."""
     if os.geteuid() != 0:
         yield
         return
@@ -49,14 +49,14 @@ def unprivileged() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["with spaces", "ünïcødé 数字", "percent%20 # ? & '\"", "-dash", "file:x"])
-def test_any_path_will_do(tmp_path: Path, name: str) -> None:
+def test_any_path_works(tmp_path: Path, name: str) -> None:
     path = tmp_path / name / f"{name}.db"
     for _ in range(2):
         with Store.open(path) as store:
             store.submit(new_run("k"), now=1.0)
             store.backup(tmp_path / f"{name} copy.db")
     assert path.exists()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "jobs may name things that are nobody else's business"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "jobs may contain private names"
     with Store.open(tmp_path / f"{name} copy.db", create=False) as copy:
         assert copy.counts()["queued"] == 1
 
@@ -68,7 +68,7 @@ def test_a_url_names_the_same_file(tmp_path: Path) -> None:
         Store.open("oracle://host/db")
 
 
-def test_nothing_is_created_unasked(tmp_path: Path) -> None:
+def test_no_database_is_created_unless_requested(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"stoker\.db"):
         Store.open(tmp_path / "stoker.db", create=False)
     assert list(tmp_path.iterdir()) == []
@@ -123,7 +123,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode:
         pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
     yield mount
-    subprocess.run(["umount", "--lazy", str(mount)], check=True)  # also when a failed test holds a file open
+    subprocess.run(
+        ["umount", "--lazy", str(mount)], check=True
+    )  # works also when a failed test holds a file open
 
 
 def test_a_full_disk_loses_nothing_and_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ def test_locked_by_another(tmp_path: Path) -> None:
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A file system that was made read-only, with a database on it."""
+    """A file system with a database, mounted read-only."""
     mount = tmp_path / "read only"
     mount.mkdir()
     if os.geteuid() != 0 or shutil.which("mount") is None:
@@ -212,7 +214,7 @@ def test_a_read_only_file_system_is_not_damage(read_only: Path) -> None:
 
 
 def test_a_write_that_the_system_refuses_is_not_damage(tmp_path: Path) -> None:
-    """A real error of a real write: files may not grow any more."""
+    """A real error of a real write: a limit on the size of files."""
     with Store.open(tmp_path / "stoker.db") as store:
         run, _ = store.submit(new_run("first"), now=1.0)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -259,7 +261,7 @@ with open(sys.argv[1] + "-shm", "r+b") as shared:
 """
 
 
-def test_somebody_else_at_the_log_is_not_taken_for_damage(tmp_path: Path) -> None:
+def test_a_log_locked_by_another_process_is_not_damage(tmp_path: Path) -> None:
     path = tmp_path / "stoker.db"
     with Store.open(path) as store:
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Large files past the page cache: the same bytes, whatever the sizes, the file system and the state of the cache."""
+"""Large files past the page cache: the same bytes for all sizes, file systems and states of the cache."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def written(path: Path, data: bytes, chance: random.Random) -> None:
 
 
 def forget(path: Path) -> None:
-    """Out of the cache."""
+    """Drop a file from the cache."""
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -70,7 +70,7 @@ def forget(path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_written_is_there(tmp_path: Path, way: str, size: int) -> None:
+def test_written_bytes_are_in_the_file(tmp_path: Path, way: str, size: int) -> None:
     chance = random.Random(size)
     data = chance.randbytes(size)
     written(tmp_path / "file", data, chance)
@@ -79,7 +79,7 @@ def test_what_is_written_is_there(tmp_path: Path, way: str, size: int) -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_there_is_read(tmp_path: Path, way: str, size: int, cached: bool) -> None:
+def test_all_bytes_are_read(tmp_path: Path, way: str, size: int, cached: bool) -> None:
     path = tmp_path / "file"
     data = random.Random(size).randbytes(size)
     path.write_bytes(data)
@@ -124,7 +124,7 @@ def test_a_copy_is_not_made_twice_in_memory(tmp_path: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_here_and_there_in_a_file(tmp_path: Path, way: str, cached: bool) -> None:
+def test_random_positions_in_a_file(tmp_path: Path, way: str, cached: bool) -> None:
     path = tmp_path / "file"
     data = random.Random(3).randbytes(5 * direct_io._WINDOW + 123)
     path.write_bytes(data)
@@ -148,7 +148,7 @@ def test_here_and_there_in_a_file(tmp_path: Path, way: str, cached: bool) -> Non
 
 
 def test_the_cache_is_left_alone(tmp_path: Path) -> None:
-    """What this is for. Only where the file system under the tests can do it."""
+    """The purpose of direct I/O, where the file system of the tests supports it."""
     path = tmp_path / "file"
     data = random.Random(5).randbytes(4 * direct_io.PIECE)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -161,6 +161,6 @@ def test_the_cache_is_left_alone(tmp_path: Path) -> None:
     assert b"".join(bytes(piece) for piece in direct_io.pieces(fd, len(data))) == data
     with direct_io.open_file(os.dup(fd), len(data)) as file:
         assert file.read() == data
-    # Where nobody has asked before: to ask makes the kernel read ahead a little.
+    # At an offset that was not queried before: a query makes the kernel read ahead a little.
     assert not direct_io._is_cached(fd, 3 * direct_io.PIECE - direct_io._WINDOW)
     os.close(fd)

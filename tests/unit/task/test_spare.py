@@ -1,4 +1,4 @@
-"""Work that can wait takes what the machine has to spare, and little where it has nothing."""
+"""Background work uses what the machine has to spare, and a small share where it has nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stoker.linux.idle_throttle import IdleThrottle
 
 
 class Machine:
-    """Time passes only while somebody works or sleeps."""
+    """Time passes only during work and sleep."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, idle: float) -> None:
         self.now = 100.0
         self.worked = 0.0
         self.idle = idle
-        """CPUs that have nothing to do while we do nothing."""
+        """Idle CPUs while the throttled work pauses."""
         self.counted = 0.0
         monkeypatch.setattr(idle_throttle, "time", self)
         monkeypatch.setattr(idle_throttle, "_idle", lambda: self.counted)
@@ -41,7 +41,7 @@ class Machine:
 
 
 def took(machine: Machine, seconds: float, hurried: Callable[[], bool] = bool, piece: float = 0.004) -> float:
-    """Seconds that so much work took."""
+    """The seconds that this much work took."""
     pause, began = IdleThrottle(hurried).pause, machine.now
     for _ in range(round(seconds / piece)):
         machine.work(piece)
@@ -49,7 +49,7 @@ def took(machine: Machine, seconds: float, hurried: Callable[[], bool] = bool, p
     return machine.now - began
 
 
-def test_beside_a_training_that_uses_everything_it_takes_a_small_share(
+def test_beside_a_training_that_uses_all_cpus_it_takes_a_small_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for idle in (0.0, 0.3, idle_throttle.ENOUGH - 0.05):
@@ -57,12 +57,12 @@ def test_beside_a_training_that_uses_everything_it_takes_a_small_share(
         assert 0.85 * idle_throttle.SHARE < 2.0 / taken <= 1.05 * idle_throttle.SHARE
 
 
-def test_a_cpu_that_nobody_uses_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_cpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for idle in (idle_throttle.ENOUGH + 0.05, 1.0, 60.0):
         assert took(Machine(monkeypatch, idle), 8.0) < 8.0 * 1.15
 
 
-def test_it_notices_that_a_training_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_adapts_when_a_training_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 1.0)
     pause = IdleThrottle().pause
 
@@ -82,14 +82,14 @@ def test_it_notices_that_a_training_begins_and_ends(monkeypatch: pytest.MonkeyPa
     assert share(20) > 0.9
 
 
-def test_who_is_waited_for_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urgent_work_does_not_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 0.0)
     assert took(machine, 2.0, lambda: True) == pytest.approx(2.0)
     soon = machine.now + 3.0
     assert took(machine, 2.0, lambda: machine.now > soon) < 3.0 + 2.0 + 0.2
 
 
-def test_a_container_has_no_more_to_spare_than_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_a_container_bounds_what_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 30.0)
     training = 3.9
     monkeypatch.setattr(idle_throttle, "_group", lambda: (4.0, machine.worked + training * machine.now))
@@ -98,14 +98,14 @@ def test_a_container_has_no_more_to_spare_than_it_may_use(monkeypatch: pytest.Mo
     assert took(machine, 2.0) < 2.0 * 1.4
 
 
-def test_where_nobody_can_say_it_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_figures_it_does_not_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 0.0)
     monkeypatch.setattr(idle_throttle, "_idle", lambda: None)
     assert took(machine, 8.0) < 8.0 * 1.15
 
 
-def test_the_kernel_is_understood() -> None:
-    """Of this very machine: what is counted grows, and no faster than the time times the CPUs."""
+def test_the_idle_time_of_this_machine() -> None:
+    """On this machine: the idle time grows, and no faster than the time multiplied by the CPUs."""
     before, began = idle_throttle._idle(), time.monotonic()
     time.sleep(0.3)
     after, took = idle_throttle._idle(), time.monotonic() - began
@@ -117,7 +117,7 @@ def files(monkeypatch: pytest.MonkeyPatch, content: dict[str, str]) -> None:
     monkeypatch.setattr(idle_throttle, "_read", lambda path: content.get(path, ""))
 
 
-def test_only_those_cpus_count_that_it_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cpus_of_its_affinity_count(monkeypatch: pytest.MonkeyPatch) -> None:
     tick = os.sysconf("SC_CLK_TCK")
     stat = "cpu 9 9 9 999999 9\ncpu0 1 2 3 400 50 6\ncpu1 1 2 3 100 20 6\ncpu10 1 2 3 7000 0 6\nintr 7\n"
     files(monkeypatch, {"/proc/stat": stat})
@@ -164,7 +164,7 @@ def test_no_groups_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert idle_throttle._group() == (None, None)
 
 
-def test_rests_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 0.0)
     rests, began = IdleThrottle(), machine.now
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Those who work for one training on one machine take together what one alone would."""
+"""Several copies for one training on one machine share the CPU time that one copy alone would use."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ PIECE = 0.004
 
 
 class Machine:
-    """Workers on threads, of which one goes on at a time: the one whose sleep or work is over first. No CPU is free."""
+    """Workers in threads, of which one runs at a time: the one whose sleep or work ends first. No CPU is
+    idle."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.worked: dict[int, float] = {}
         self._due: list[tuple[float, int, threading.Semaphore]] = []
         self._order = itertools.count()
-        """Of those that are due at the same time."""
+        """Order of threads that are due at the same time."""
         self._idle = threading.Semaphore(0)
         monkeypatch.setattr(idle_throttle, "time", self)
         monkeypatch.setattr(idle_throttle, "_idle", lambda: 0.0)
@@ -52,7 +53,7 @@ class Machine:
         self.worked[threading.get_ident()] = self.thread_time() + seconds
 
     def run(self, *bodies: Callable[[], None]) -> list[int]:
-        """The threads' numbers, all of them having ended."""
+        """The numbers of the threads, after all have ended."""
         started = [threading.Thread(target=self._body, args=(body,)) for body in bodies]
         for number, thread in enumerate(started):
             baton = threading.Semaphore(0)
@@ -81,7 +82,7 @@ class Machine:
 
 
 def until(machine: Machine, end: float, turns: str) -> Callable[[], None]:
-    """Works, and pauses as it should, until then."""
+    """Works and pauses until then."""
 
     def body() -> None:
         with IdleThrottle(lambda: machine.now >= end, turns) as rests:
@@ -93,7 +94,7 @@ def until(machine: Machine, end: float, turns: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 16])
-def test_together_they_take_one_share_and_each_its_part(
+def test_all_workers_take_one_share_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     machine, turns = Machine(monkeypatch), str(tmp_path / "turns")
@@ -101,20 +102,18 @@ def test_together_they_take_one_share_and_each_its_part(
     ran = machine.run(*[until(machine, began + 500, turns) for _ in range(workers)])
     taken = [machine.worked[number] for number in ran]
     assert 0.8 * idle_throttle.SHARE < sum(taken) / 500 < 1.2 * idle_throttle.SHARE
-    # Who gets the next turn is a matter of luck.
+    # The next turn goes to a random worker.
     assert min(taken) > 0.2 * sum(taken) / workers
 
 
-def test_those_of_another_training_have_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_training_has_its_own_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
     began = machine.now
     ran = machine.run(*[until(machine, began + 500, str(tmp_path / name)) for name in ("one", "another")])
     assert min(machine.worked[number] for number in ran) / 500 > 0.8 * idle_throttle.SHARE
 
 
-def test_who_has_done_his_work_leaves_the_turn_to_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_worker_leaves_the_turn_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, turns = Machine(monkeypatch), str(tmp_path / "turns")
     began = machine.now
     _, longer = machine.run(until(machine, began + 20, turns), until(machine, began + 520, turns))
@@ -134,7 +133,7 @@ def test_a_turn_that_is_never_given_back_does_not_stop_the_others(
     holder._turn.release()
 
 
-def test_who_is_waited_for_does_not_wait_for_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urgent_work_does_not_wait_for_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, turns = Machine(monkeypatch), str(tmp_path / "turns")
     holder = IdleThrottle(turns=turns)
     assert holder._turn.take(machine.now)
@@ -161,7 +160,7 @@ def test_the_turn_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["absent", "directory", "link"])
-def test_where_there_can_be_no_lock_everybody_takes_his_own_share(tmp_path: Path, kind: str) -> None:
+def test_without_a_lock_each_worker_takes_its_own_share(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "turns"
     if kind == "absent":
         place = tmp_path / "nowhere" / "turns"

@@ -1,4 +1,4 @@
-"""From parts to rows: what single tasks committed becomes checkpoints of the run, and survives a restart."""
+"""Parts that single tasks committed become checkpoints of the run, also across a restart of the server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_parts_become_one_checkpoint(rig: Rig) -> None:
     assert "checkpoint step-1 at step 1 kept" in [event.text for event in rig.store.events(rig.run)]
 
 
-def test_other_bytes_go_apart_and_that_is_said_once(rig: Rig) -> None:
+def test_different_files_of_one_name_are_kept_apart_with_one_warning(rig: Rig) -> None:
     for number in (1, 2):
         for task in TWO:
             rig.take(rig.part(task, "last.pt", number, {"last.pt": f"{task} {number}"}))
@@ -40,7 +40,7 @@ def test_other_bytes_go_apart_and_that_is_said_once(rig: Rig) -> None:
     assert len(rig.warnings) == 1 and "last.pt" in rig.warnings[0]
 
 
-def test_parts_wait_through_a_restart(rig: Rig) -> None:
+def test_parts_survive_a_restart(rig: Rig) -> None:
     rig.take(rig.part("worker-0", "step-1", 1, {"w0": "a"}, step=1))
     rig.again()
     assert rig.assembly.waiting == ["step-1"]
@@ -48,7 +48,7 @@ def test_parts_wait_through_a_restart(rig: Rig) -> None:
     assert [rig.files(row) for row in rig.rows()] == [["w0", "w1"]]
     rig.again()
     rig.take(rig.part("worker-0", "step-2", 2, {"w0": "c"}, step=2)), rig.look(), rig.look()
-    assert len(rig.rows()) == 1, "it is remembered who writes"
+    assert len(rig.rows()) == 1, "the writers are restored"
     rig.take(rig.part("worker-1", "step-2", 2, {"w1": "d"}, step=2))
     assert len(rig.rows()) == 2
 
@@ -64,7 +64,7 @@ def test_a_new_generation_forgets_the_old_one(rig: Rig) -> None:
     assert [row.name for row in rig.store.checkpoint_parts(rig.run, 1)] == ["step-9"]
 
 
-def test_a_checkpoint_that_lacked_a_part_is_taken_back(rig: Rig) -> None:
+def test_a_checkpoint_is_withdrawn_when_another_part_arrives(rig: Rig) -> None:
     rig.take(rig.part("worker-0", "step-1", 1, {"w0": "a"}, step=1)), rig.look(), rig.look()
     (torn,) = rig.rows()
     rig.take(rig.part("worker-1", "step-1", 1, {"w1": "b"}, step=1))
@@ -81,7 +81,7 @@ def test_when_all_have_ended(rig: Rig) -> None:
     assert [row.name for row in rig.rows()] == ["final.pt"]
 
 
-def test_after_a_restart_the_status_says_who_has_ended(rig: Rig) -> None:
+def test_after_a_restart_the_status_shows_which_tasks_have_ended(rig: Rig) -> None:
     rig.take(rig.part("worker-0", "final.pt", 1, {"final.pt": "a"}))
     rig.again()
     ending = Ending(1, 1, "exit", code=0).to_json()
@@ -106,8 +106,8 @@ def test_how_it_ended(ending: Ending, state: str) -> None:
     assert how_it_ended(ending) == state
 
 
-def test_it_is_judged_by_what_its_parts_are(rig: Rig) -> None:
-    """Where they differ, by the first one's."""
+def test_its_metrics_are_those_of_its_parts(rig: Rig) -> None:
+    """Where the metrics of parts differ, those of the first part count."""
     rig.take(
         rig.part("worker-1", "step-1", 1, {"w": "a"}, step=1, metrics={"loss": 0.5, "acc": 0.1}),
         rig.part("worker-0", "step-1", 1, {"w": "a"}, step=1, metrics={"acc": 0.9}),
@@ -115,7 +115,7 @@ def test_it_is_judged_by_what_its_parts_are(rig: Rig) -> None:
     assert rig.rows()[0].metrics == {"loss": 0.5, "acc": 0.9}
 
 
-def test_a_part_whose_bytes_are_gone_is_not_waited_for(rig: Rig) -> None:
+def test_a_part_without_its_blobs_is_dropped(rig: Rig) -> None:
     row = rig.part("worker-0", "step-1", 1, {"w0": "a"}, step=1)
     rig.take(row)
     (rig.blobs.root / "trees" / row.digest[:2] / row.digest[2:]).unlink()
@@ -123,7 +123,7 @@ def test_a_part_whose_bytes_are_gone_is_not_waited_for(rig: Rig) -> None:
     assert rig.assembly.waiting == [] and rig.store.checkpoint_parts(rig.run, 1) == []
 
 
-def test_one_member_needs_nobody(tmp_path: Path) -> None:
+def test_a_single_member_needs_no_other_parts(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.again(members={"worker-0": 1})
     rig.take(rig.part("worker-0", "last.pt", 1, {"last.pt": "a"}))
@@ -144,7 +144,7 @@ def test_worlds_of_another_size() -> None:
     assert retention.restorable(rows, world_size=2, same=False) == (retention.newest(rows), [])
 
 
-def test_outputs_of_several(rig: Rig) -> None:
+def test_outputs_of_several_tasks(rig: Rig) -> None:
     first, second = rig.tree(log="a", model="m")[0], rig.tree(log="b", model="m")[0]
     found = merge_outputs(rig.blobs, {0: first, 1: second})
     assert (found["files"], found["bytes"], found["apart"]) == (3, 3, ["log"])

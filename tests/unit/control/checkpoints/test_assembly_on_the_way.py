@@ -1,4 +1,4 @@
-"""Parts that are on their way: waited for as long as it takes, and by nobody else."""
+"""Parts in transfer: the assembly awaits them for any time, and delays no other checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.control.assembly_rig import Rig
 
 
 class Slow(Rig):
-    """Each look finds new statuses of both."""
+    """Each call makes a newer status of a task."""
 
     def said(
         self,
@@ -49,8 +49,8 @@ def rig(tmp_path: Path) -> Slow:
     return Slow(tmp_path)
 
 
-def test_one_that_has_never_written_any_and_now_does(rig: Slow) -> None:
-    """It has been seen not to write any for so long that nobody would wait for it."""
+def test_the_first_part_of_a_task_that_never_wrote_is_awaited(rig: Slow) -> None:
+    """The task has written none for so long that without the announcement its part would not be awaited."""
     for number in range(6):
         rig.both(rig.said([rig.step(0, number)]), rig.said())
         for _ in range(3):
@@ -66,8 +66,8 @@ def test_one_that_has_never_written_any_and_now_does(rig: Slow) -> None:
 
 
 @pytest.mark.parametrize("looks", [0, 3])
-def test_one_whose_part_takes_as_long_as_many_of_the_others(rig: Slow, looks: int) -> None:
-    """Whether or not its launcher was seen at work on it, and while it goes on."""
+def test_a_part_is_awaited_while_others_finish_many(rig: Slow, looks: int) -> None:
+    """Also if its launcher was seen at work on the part, and while other parts arrive."""
     for number in (1, 2):
         rig.both(rig.said([rig.step(0, number)]), rig.said([rig.step(1, number)]))
     rig.both(rig.said([rig.step(0, 3)]), rig.said(pending=["step-3"]))
@@ -82,8 +82,8 @@ def test_one_whose_part_takes_as_long_as_many_of_the_others(rig: Slow, looks: in
     assert rig.warnings == []
 
 
-def test_one_that_always_has_something_on_its_way(rig: Slow) -> None:
-    """Where names speak of ranks, who writes has to be learnt from what launchers say of their looks."""
+def test_a_task_that_always_has_a_part_in_transfer(rig: Slow) -> None:
+    """Where names contain ranks, the scans of the launchers show which tasks write."""
 
     def name(number: int, rank: int) -> str:
         return f"step-{number}-rank{rank}.pt"
@@ -102,7 +102,7 @@ def test_one_that_always_has_something_on_its_way(rig: Slow) -> None:
     assert len(rig.kept()) == 30
 
 
-def test_one_that_is_at_its_first_of_another_kind_meanwhile(rig: Slow) -> None:
+def test_a_task_with_a_part_of_another_name_in_transfer_is_awaited(rig: Slow) -> None:
     for number in (1, 2, 3):
         rig.both(
             rig.said([rig.part("worker-0", f"opt-{number}", number, {"o0": "x"}, step=number)]), rig.said()
@@ -116,8 +116,8 @@ def test_one_that_is_at_its_first_of_another_kind_meanwhile(rig: Slow) -> None:
     assert len(rig.kept()) == 3
 
 
-def test_a_part_is_judged_by_what_the_run_had_reported_when_it_was_seen(rig: Slow) -> None:
-    """By another task, and before the server that takes it in was started."""
+def test_the_metrics_of_a_part_are_those_reported_before_it_was_seen(rig: Slow) -> None:
+    """Also by another task, and before the server that takes it in was started."""
     own = TransferRow(rig.run, 1, 1, "worker-1", 1, 0, 9, "step-1", 4, "rename", 1.0, 1.5, 1, {"own": 2.0})
     seen = rig.said(untaken=["step-1"])
     seen.seen.append(Transfer(own))
@@ -129,7 +129,7 @@ def test_a_part_is_judged_by_what_the_run_had_reported_when_it_was_seen(rig: Slo
     assert late.seen[0].row.metrics == {"loss": 0.9, "own": 2.0}
 
 
-def test_a_task_has_ended_when_its_last_part_is_in(rig: Slow) -> None:
+def test_a_task_has_ended_after_its_last_part_has_arrived(rig: Slow) -> None:
     rig.both(rig.said([rig.step(0, 1)]), rig.said())
     last = rig.said(untaken=["step-1"])
     last.ending = Ending(1, 1, "exit", code=0)

@@ -1,4 +1,4 @@
-"""Checkpoints of several tasks: never offered before all that was written for them is in."""
+"""A checkpoint of several tasks is never offered before all of its parts have arrived."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def part(task: str, name: str = "step-100", number: int = 1, **changes: object) 
 
 
 class Bench:
-    """A gathering whose complete rounds are named as they come."""
+    """A completion whose rounds get names in order."""
 
     def __init__(self, *tasks: str, generation: int = 1) -> None:
         self.gathering = Completion(dict.fromkeys(tasks, generation))
@@ -77,7 +77,7 @@ class Bench:
 
 
 def known(bench: Bench, *tasks: str) -> Bench:
-    """After a first checkpoint that these wrote."""
+    """After a first checkpoint of these tasks."""
     bench.add(*(part(task, "step-0", step=0, number=900) for task in tasks)).look().look()
     assert bench.sets == [{f"{task}-900" for task in tasks}]
     bench.offered.clear()
@@ -88,14 +88,14 @@ def test_one_task_alone_is_complete_at_once() -> None:
     assert Bench("a").add(part("a", step=100)).sets == [{"a-1"}]
 
 
-def test_the_first_time_every_task_must_have_looked_since() -> None:
+def test_the_first_checkpoint_needs_a_later_scan_of_every_task() -> None:
     bench = Bench("a", "b").look().look().add(part("a", step=100))
     assert bench.look().sets == []
     assert bench.look("a").sets == [] and bench.look("b").sets == [{"a-1"}]
 
 
 @pytest.mark.parametrize("stepped", [False, True])
-def test_one_that_writes_faster_than_others_are_looked_at_is_complete_all_the_same(stepped: bool) -> None:
+def test_a_fast_writer_does_not_wait_for_scans_forever(stepped: bool) -> None:
     bench = Bench("a", "b")
     for number in range(1, 8):
         for _ in range(2):
@@ -104,7 +104,7 @@ def test_one_that_writes_faster_than_others_are_looked_at_is_complete_all_the_sa
     assert bench.sets
 
 
-def test_who_has_it_under_way_is_waited_for() -> None:
+def test_a_pending_part_is_awaited() -> None:
     bench = Bench("a", "b").add(part("a", step=100)).look("a").look("a")
     bench.look("b", pending=["step-100"]).look("b", pending=["step-100"])
     assert bench.sets == []
@@ -112,7 +112,7 @@ def test_who_has_it_under_way_is_waited_for() -> None:
     assert bench.sets == [{"a-1", "b-1"}]
 
 
-def test_then_it_is_known_who_writes() -> None:
+def test_the_writers_are_known_after_the_first_checkpoint() -> None:
     bench = known(Bench("a", "b"), "a")
     assert bench.add(part("a", step=100)).sets == [{"a-1"}]
     both = known(Bench("a", "b"), "a", "b").add(part("a", step=100)).look().look()
@@ -120,14 +120,14 @@ def test_then_it_is_known_who_writes() -> None:
     assert both.add(part("b", step=100)).sets == [{"a-1", "b-1"}]
 
 
-def test_who_turns_out_to_have_written_takes_it_back() -> None:
+def test_a_late_part_withdraws_the_checkpoint() -> None:
     bench = Bench("a", "b").add(part("a", step=100)).look().look()
     assert bench.sets == [{"a-1"}]
     assert bench.add(part("b", step=100)).sets == [{"a-1", "b-1"}]
     assert bench.add(part("a", "step-200", 2, step=200)).look().look().sets == [{"a-1", "b-1"}]
 
 
-def test_what_is_written_again_replaces_what_it_was() -> None:
+def test_a_part_written_again_replaces_the_older_one() -> None:
     bench = known(Bench("a", "b"), "a", "b")
     bench.add(part("a", step=100), part("b", step=100)).add(part("b", step=100, number=2))
     assert bench.sets == [{"a-1", "b-2"}] and "b-1" in {p.row.digest for p in bench.dropped}
@@ -155,7 +155,7 @@ def test_shards_of_stopped_tasks_are_not_guessed_complete() -> None:
     assert bench.end("b", "stopped").end("a", "stopped").sets == []
 
 
-def test_a_lost_task_that_had_looked_and_had_nothing() -> None:
+def test_a_lost_task_that_had_scanned_and_had_no_part() -> None:
     bench = Bench("a", "b").add(part("a", step=100)).look("b").look("b")
     bench.gathering.lose("b")
     assert bench.end("a", "stopped").sets == [{"a-1"}]
@@ -175,7 +175,7 @@ def test_ranks_in_names_belong_together() -> None:
     assert bench.look().look().sets == [{"a-1", "b-1"}]
 
 
-def test_the_formats_own_word() -> None:
+def test_formats_that_list_their_files() -> None:
     assert lacking(["s/__0_0.distcp", "s/__1_0.distcp"]) == "s/.metadata"
     assert lacking(["s/__0_0.distcp", "s/.metadata"]) == ""
     assert lacking(["ckpt.index", "ckpt.data-00000-of-00002"]) != ""
@@ -186,35 +186,35 @@ def test_the_formats_own_word() -> None:
     assert bench.sets == [{"a-1", "b-1"}]
 
 
-def test_files_in_place_count_when_everybody_rests() -> None:
+def test_files_in_place_count_when_no_task_writes() -> None:
     bench = Bench("a", "b").add(part("a", "last.pt", 1), part("b", "last.pt", 1))
     assert bench.look().look().sets == [{"a-1", "b-1"}]
-    # b has skipped one, and a's newest is not in yet
+    # b has skipped one, and the newest part of a is missing
     bench.add(part("a", "last.pt", 2)).add(part("b", "last.pt", 3))
     bench.look(pending=["last.pt"]).look(pending=["last.pt"])
     assert len(bench.sets) == 1
     bench.add(part("a", "last.pt", 3)).look().look()
     assert bench.sets == [{"a-1", "b-1"}, {"a-3", "b-3"}]
-    # Of one who writes alone each state is complete by itself.
+    # Each part of a task that writes alone is complete.
     alone = Bench("a", "b").add(part("a", "last.pt", 1)).look().look()
     assert alone.add(part("a", "last.pt", 2)).sets == [{"a-1"}, {"a-2"}]
 
 
-def test_steps_that_the_sdk_said_match_exactly() -> None:
+def test_steps_from_the_sdk_match_exactly() -> None:
     bench = known(Bench("a", "b"), "a", "b")
     bench.add(part("a", "last.pt", 1, step=1, how="sdk"), part("a", "last.pt", 2, step=2, how="sdk"))
     bench.add(part("b", "last.pt", 2, step=2, how="sdk")).look().look()
     assert bench.sets == [{"a-2", "b-2"}]
 
 
-def test_who_stops_writing_is_not_waited_for_for_ever() -> None:
+def test_a_task_that_stops_writing_is_not_awaited_forever() -> None:
     bench = known(Bench("a", "b"), "a", "b")
     for step in range(1, OPEN + 2):
         bench.look().look().add(part("a", f"step-{step}", step=step, number=step)).look().look()
     assert bench.sets and bench.sets[-1] == {f"a-{OPEN + 1}"}
 
 
-def test_who_is_slow_is_waited_for() -> None:
+def test_a_slow_task_is_awaited() -> None:
     bench = known(Bench("a", "b"), "a", "b")
     for step in range(1, 41):
         bench.look().add(part("a", f"step-{step}", step=step, number=step))
@@ -223,7 +223,7 @@ def test_who_is_slow_is_waited_for() -> None:
     assert bench.sets == [{f"a-{step}", f"b-{step}"} for step in range(1, 21)]
 
 
-def test_who_is_very_slow_costs_a_bounded_room() -> None:
+def test_parts_that_wait_for_a_very_slow_task_are_bounded() -> None:
     bench = known(Bench("a", "b"), "a", "b")
     for step in range(1, 20):
         bench.add(part("a", f"step-{step}", step=step, number=step, size=ROOM // 8))
@@ -233,7 +233,7 @@ def test_who_is_very_slow_costs_a_bounded_room() -> None:
     assert sum(p.row.size for one in waiting for p in one.parts.values()) <= ROOM + ROOM // 4
 
 
-# -- anything in any order -----------------------------------------------------------------------------------------
+# -- random orders of events -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -251,10 +251,9 @@ class Writer:
 
 
 class Simulation:
-    """Tasks that save together, a server that looks at them when it likes, deaths and restarts of either.
-
-    What a real training promises: nobody begins a save before all have begun the one before it; and the first time,
-    and for files in place, that a save is seen to begin everywhere before it is committed anywhere."""
+    """Tasks that save together, a server that reads them at random moments, kills and restarts of both. As in
+    a real training, no task begins a save before all have begun the previous one. Of the first save, and of
+    files in place, no part is committed before every task has begun."""
 
     def __init__(self, chance: random.Random, style: str) -> None:
         self.chance = chance
@@ -278,7 +277,7 @@ class Simulation:
     def begin(self, task: str) -> None:
         writer = self.tasks[task]
         aligned = all(other.begun >= writer.begun for other in self.writers)
-        # A file in place may be overwritten before it was taken; a step has a name of its own, and is waited for.
+        # A file in place may be overwritten before it is read; a step has its own name, and is awaited.
         ready = writer.committed == writer.begun or self.style == "place"
         if writer.alive and writer.writes and aligned and ready:
             writer.begun += 1
@@ -343,10 +342,10 @@ class Simulation:
 
     def offer(self, name: str, parts: list[WrittenPart]) -> None:
         saves = {part.row.digest for part in parts}
-        who = {part.row.task for part in parts}
+        found = {part.row.task for part in parts}
         wrote = {task for task, writer in self.tasks.items() if writer.writes}
         assert len(saves) == 1, f"a mixture: {parts}"
-        assert who == wrote, f"torn: {who} of {wrote}"
+        assert found == wrote, f"torn: {found} of {wrote}"
 
     def apply(self, settled: Settled) -> None:
         assert not settled.withdrawn
@@ -357,7 +356,7 @@ class Simulation:
                 self.store[one.key[0], one.key[2]] = one
 
     def restart(self) -> None:
-        """The server dies and comes back: it has what is in the store, and hears of the ended again."""
+        """The server is killed and restarted: it reads the store, and learns again which tasks have ended."""
         self.gathering = Completion(dict.fromkeys(self.tasks, 1))
         self.apply(self.gathering.restore(list(self.store.values())))
         for task, writer in self.tasks.items():
@@ -365,7 +364,7 @@ class Simulation:
                 self.gathering.end(task, 1, "lost")
 
     def finish(self) -> None:
-        """All come to their end by themselves: what they wrote last is offered."""
+        """All tasks end by themselves, and their last save is offered."""
         for task, writer in self.tasks.items():
             while writer.writes and writer.begun < max(other.begun for other in self.writers):
                 self.begin(task)
@@ -385,7 +384,7 @@ class Simulation:
 
 @settings(max_examples=150, deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from(["steps", "place"]), st.booleans())
-def test_whatever_happens_what_is_offered_is_whole(chance: random.Random, style: str, deaths: bool) -> None:
+def test_every_offered_checkpoint_is_complete(chance: random.Random, style: str, deaths: bool) -> None:
     world = Simulation(chance, style)
     actions = ["begin", "commit", "scan", "look"] * 3 + ["restart"] + (["kill"] if deaths else [])
     for _ in range(chance.randint(1, 120)):

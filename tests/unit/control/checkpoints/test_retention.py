@@ -1,4 +1,4 @@
-"""Last K and the best are kept; everything else goes, oldest first."""
+"""The last K checkpoints and the best one are kept; all others are dropped, oldest first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_nan_is_never_the_best() -> None:
     assert dropped([row(1, value=float("nan")), row(2, value=0.1), row(3), row(4)], metric="acc") == ["ck-1"]
 
 
-def test_a_later_attempt_is_newer_whatever_the_order_of_arrival() -> None:
+def test_a_later_attempt_is_newer_in_any_order_of_arrival() -> None:
     assert [found.id for found in newest([row(5, attempt=1), row(2, attempt=2)])] == ["ck-2", "ck-5"]
 
 
@@ -59,8 +59,8 @@ def test_never_drops_the_newest_and_keeps_at_most_k_and_one(
     assert len(left) >= min(keep, len(rows))
 
 
-def test_what_is_looked_for_by_name_comes_along() -> None:
-    """Whatever was written last: Lightning asks for `last.ckpt`, others for the best so far."""
+def test_checkpoints_that_frameworks_load_by_name_are_restored() -> None:
+    """Lightning loads `last.ckpt` and others load the best checkpoint, also if it is not the newest."""
     names = ["best.pt", "last.ckpt", "step=37.ckpt", "best.pt", "last.ckpt", "step=38.ckpt"]
     rows = newest([replace(row(seq), name=name) for seq, name in enumerate(names)])
     assert [(found.name, found.seq) for found in beside(rows, rows[0])] == [("last.ckpt", 4), ("best.pt", 3)]

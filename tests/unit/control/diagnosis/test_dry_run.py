@@ -1,4 +1,4 @@
-"""What `--dry-run` says of runs with several tasks."""
+"""The output of `--dry-run` for runs with several tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plan(text: str) -> list[dict[str, Any]]:
     return dry_run.tasks(job, parts, asks)
 
 
-def test_every_task_with_what_becomes_of_it() -> None:
+def test_every_task_is_listed() -> None:
     found = plan(
         "run: python train.py\nworkers: 1..2\nframework: none\nroles: {ps: {run: [python, ps.py], may_fail: true}}\n"
     )
@@ -84,6 +84,6 @@ def test_frameworks_have_commands_of_their_own(framework: str, task: str, comman
         ),
     ],
 )
-def test_what_people_may_not_expect(text: str, notes: list[str]) -> None:
+def test_surprising_facts_are_noted(text: str, notes: list[str]) -> None:
     job = parse_job(text)
     assert dry_run.notes(job, parts_of(job)) == notes

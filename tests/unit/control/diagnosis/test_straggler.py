@@ -1,4 +1,4 @@
-"""Who holds the others up, from figures as real runs give them."""
+"""Which task delays the others, from figures of real runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def found(*tasks: Signs) -> StragglerFinding:
     return said
 
 
-def test_synchronous_ranks_are_told_apart_by_their_own_work() -> None:
-    """All have the same steps, because all wait; one works 1.8 times as long."""
+def test_synchronous_ranks_are_compared_by_their_own_work() -> None:
+    """All report the same steps, because all wait; one computes 1.8 times as long."""
     computes = (0.101, 0.099, 0.182, 0.103)
     said = found(
         *(Signs(f"worker-{n}", compute=own, step_seconds=0.19, step=400) for n, own in enumerate(computes))
@@ -23,7 +23,7 @@ def test_synchronous_ranks_are_told_apart_by_their_own_work() -> None:
     assert said.text == "worker-2 is 1.8x slower than the others' median (from the compute time it reports)"
 
 
-def test_equal_work_names_nobody_and_says_from_what() -> None:
+def test_equal_work_names_no_straggler_and_the_source() -> None:
     said = found(*(Signs(f"worker-{n}", compute=0.1 + n / 200, cpu=0.2 + n) for n in range(4)))
     assert said.task is None
     assert said.text.startswith("none: no task is more than 1.1")
@@ -35,7 +35,7 @@ def test_two_workers_are_compared_with_each_other() -> None:
     assert (said.task, said.times) == ("worker-1", 1.8)
 
 
-def test_asynchronous_ranks_have_paces_of_their_own() -> None:
+def test_asynchronous_ranks_are_compared_by_step_time() -> None:
     said = found(
         Signs("worker-0", step_seconds=0.050, step=900),
         Signs("worker-1", step_seconds=0.052, step=880),
@@ -45,13 +45,13 @@ def test_asynchronous_ranks_have_paces_of_their_own() -> None:
     assert said.text == "worker-2 is 2.0x slower than the others' median (from reported steps)"
 
 
-def test_somebody_far_behind_who_has_caught_up_in_pace() -> None:
+def test_a_worker_far_behind_with_the_same_step_time() -> None:
     said = found(*(Signs(f"worker-{n}", step_seconds=0.05, step=at) for n, at in enumerate((1000, 990, 640))))
     assert said.text == "worker-2 is 355 steps behind the others' median of 995 (from reported steps)"
 
 
-def test_equal_steps_say_nothing_and_cpu_is_asked() -> None:
-    """gloo waits asleep: the busy one is who they wait for."""
+def test_with_equal_steps_the_cpu_use_decides() -> None:
+    """gloo sleeps while it waits: the busy task is the straggler."""
     said = found(
         *(
             Signs(f"worker-{n}", step_seconds=0.2, step=300 + n, cpu=cpu)
@@ -63,7 +63,7 @@ def test_equal_steps_say_nothing_and_cpu_is_asked() -> None:
     assert "crowd out" in said.text
 
 
-def test_gpus_that_all_spin_tell_nothing_and_that_is_said() -> None:
+def test_gpus_that_are_all_busy_give_no_answer() -> None:
     said = found(*(Signs(f"worker-{n}", gpu=99.0 + n / 4, cpu=1.0 + n) for n in range(4)))
     assert said.task is None
     assert said.text.startswith("cannot be determined: every GPU is busy all the time")
@@ -83,7 +83,7 @@ def test_the_gpu_that_is_busy_while_the_others_idle() -> None:
     assert said.text.startswith("probably worker-2")
 
 
-def test_output_is_asked_last() -> None:
+def test_output_is_the_last_source() -> None:
     said = found(*(Signs(f"worker-{n}", cpu=0.5, quiet=quiet) for n, quiet in enumerate((1.0, 2.0, 95.0))))
     assert said.text == "perhaps worker-2: it last printed 95 s ago, the others 2 s ago (from their output)"
 
@@ -94,7 +94,7 @@ def test_output_is_asked_last() -> None:
         (),
         (Signs("worker-0", compute=1.0),),
         (Signs("worker-0"), Signs("worker-1")),
-        # Only rank 0 reports, as most scripts do: that compares with nobody.
+        # Only rank 0 reports, as in most scripts: there is nothing to compare it with.
         (Signs("worker-0", step_seconds=0.1, step=10), Signs("worker-1")),
         # Idle tasks differ by noise.
         (Signs("worker-0", cpu=0.01), Signs("worker-1", cpu=0.04)),
@@ -103,5 +103,5 @@ def test_output_is_asked_last() -> None:
         (Signs("worker-0", cpu=0.5, quiet=400.0), Signs("worker-1", cpu=0.5, quiet=410.0)),
     ],
 )
-def test_nothing_to_say(tasks: tuple[Signs, ...]) -> None:
+def test_no_straggler(tasks: tuple[Signs, ...]) -> None:
     assert straggler(tasks) is None

@@ -1,4 +1,4 @@
-"""What `why` says of runs with several tasks."""
+"""The output of `why` for runs with several tasks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def event(kind: str, text: str) -> EventRow:
     return EventRow(RUN.id, 5.0, kind, text, {"stacks": "/somewhere"} if kind == "hang" else {})
 
 
-def test_who_is_missing() -> None:
+def test_missing_tasks_are_named() -> None:
     pulling = Absent("worker-3", "pulling image", Wait("pulling image"))
     found = ask("starting", Readiness(4, (pulling,)))
     assert found.text == "attempt 1 is not up yet: 3 of 4 tasks up; worker-3: pulling image"
@@ -56,7 +56,7 @@ def test_who_is_missing() -> None:
     assert found.hint == "All tasks start together, or none."
 
 
-def test_what_cannot_come_is_said_with_its_end() -> None:
+def test_a_hopeless_task_is_named_with_its_timeout() -> None:
     bad = Absent("worker-1", "no such image", Wait("no such image", "image", 60.0))
     found = ask("starting", Readiness(2, (bad,)))
     assert "1 of 2 tasks up; worker-1: no such image; if that does not change it ends in" in found.text
@@ -72,7 +72,7 @@ def test_many_that_are_missing_for_one_reason() -> None:
     assert Readiness(2, (Absent("ps-0", ""),)).text() == "1 of 2 tasks up; ps-0: not there yet"
 
 
-def test_a_world_that_forms_again() -> None:
+def test_a_world_that_is_reformed() -> None:
     lost = event("reforming", "worker-1: launcher 17 is gone; worker-1 is replaced, generation 2 follows")
     found = ask("running", Readiness(3, (Absent("worker-1", ""),), generation=2, started=False), lost)
     assert found.text == (
@@ -87,7 +87,7 @@ def test_a_world_that_forms_again() -> None:
     assert ask("running").text == "it runs"
 
 
-def test_a_hang_is_said_until_the_run_moves_on() -> None:
+def test_a_hang_is_reported_until_the_run_continues() -> None:
     hang = event("hang", "no output for 30 m")
     found = ask("running", Readiness(2), event("running", "runs"), hang)
     assert found.text == "it runs, and it seems to hang: no output for 30 m"

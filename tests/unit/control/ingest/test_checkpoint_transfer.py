@@ -1,4 +1,5 @@
-"""Transfers give way to a training on this machine and to each other, and a server that ends does not wait for them."""
+"""Transfers give way to a training on this machine and to each other; a server does not wait for them to
+end."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def carry(
     return done
 
 
-def test_it_rests_between_two_pieces_unless_it_is_hurried(
+def test_a_transfer_pauses_between_two_pieces_unless_it_is_urgent(
     task: LocalTaskDir, tmp_path: Path, transfers: CheckpointTransfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rested: list[bool] = []
@@ -75,7 +76,7 @@ def test_it_rests_between_two_pieces_unless_it_is_hurried(
     assert rested == [False, False, True]
 
 
-def test_a_small_one_takes_no_turn(
+def test_a_small_transfer_takes_no_turn(
     task: LocalTaskDir, tmp_path: Path, transfers: CheckpointTransfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_transfer, "LARGE", len(DATA) + 1)
@@ -83,7 +84,7 @@ def test_a_small_one_takes_no_turn(
     assert carry(transfers, task, BlobStore(tmp_path / "blobs")).result(60)[1] == len(DATA)
 
 
-def test_a_server_that_ends_breaks_it_off_and_the_next_one_does_it_again(
+def test_a_transfer_is_abandoned_when_its_server_ends_and_repeated_by_the_next(
     task: LocalTaskDir, tmp_path: Path, transfers: CheckpointTransfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, closed = threading.Event(), threading.Event()
@@ -109,7 +110,7 @@ def test_a_server_that_ends_breaks_it_off_and_the_next_one_does_it_again(
 
 
 class Slow:
-    """Transfers of slow pods, each as long as the test wants."""
+    """Transfers from slow pods; each ends when its test releases it."""
 
     def __init__(self, transfers: CheckpointTransfers) -> None:
         self.transfers = transfers
@@ -136,7 +137,7 @@ def slow(transfers: CheckpointTransfers) -> Iterator[Slow]:
     found.end.set()
 
 
-def test_slow_pods_of_one_run_do_not_hold_up_another(slow: Slow) -> None:
+def test_slow_pods_of_one_run_do_not_delay_another(slow: Slow) -> None:
     slow.add("wide", AT_ONCE + 8)
     assert slow.started(AT_ONCE) == ["wide"] * AT_ONCE
     slow.add("other", 2)
@@ -160,7 +161,7 @@ def test_runs_take_turns(transfers: CheckpointTransfers, monkeypatch: pytest.Mon
     assert sorted(rest.started(3)) == ["a", "a", "b"]
 
 
-def test_one_that_goes_on_has_its_turn_again(transfers: CheckpointTransfers) -> None:
+def test_unfinished_work_is_queued_again(transfers: CheckpointTransfers) -> None:
     left, done = [3], threading.Event()
 
     def work() -> bool:

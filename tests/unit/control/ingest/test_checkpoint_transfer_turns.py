@@ -1,4 +1,5 @@
-"""The launchers of an attempt's tasks and the server, which carries for each of them, share one part of the CPU."""
+"""The launchers of an attempt's tasks, and the server that transfers for each of them, share one part of the
+CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Threads that asked for the turn while another had it."""
+    """Threads that asked for the turn while another thread had it."""
     told: set[int] = set()
     take = idle_throttle._Turn.take
 
@@ -79,7 +80,7 @@ def carry(transfers: CheckpointTransfers, root: Path, blobs: BlobStore) -> Futur
     return done
 
 
-def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: set[int]) -> None:
+def test_only_one_copy_runs_at_a_time_beside_a_training(tmp_path: Path, refused: set[int]) -> None:
     first, second, third = (make(tmp_path / "1", index) for index in range(3))
     journal: list[dict[str, Any]] = []
     scanner = Scanner(str(first), journal.append, quiet=0.0, near=True)
@@ -99,13 +100,13 @@ def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: s
     assert [one.result(60) for one in carried] == [len(DATA)] * 2
     outcome = scanner._stager.next_outcome(60)
     assert outcome is not None and outcome.status == "staged"
-    assert holder.take(0.0) and holder._fd is not None, "whoever is done has given it back"
+    assert holder.take(0.0) and holder._fd is not None, "each transfer has given it back"
     holder.release()
     transfers.close()
     scanner.close()
 
 
-def test_another_attempt_has_its_own(tmp_path: Path, refused: set[int]) -> None:
+def test_another_attempt_has_its_own_turn(tmp_path: Path, refused: set[int]) -> None:
     holder = idle_throttle._Turn(str(make(tmp_path / "1", 0) / layout.TURNS))
     assert holder.take(0.0)
     other = make(tmp_path / "2", 0)
@@ -116,7 +117,7 @@ def test_another_attempt_has_its_own(tmp_path: Path, refused: set[int]) -> None:
     transfers.close()
 
 
-def test_one_that_comes_later_or_again_has_the_same(tmp_path: Path) -> None:
+def test_a_later_or_repeated_task_has_the_same_turn(tmp_path: Path) -> None:
     first = make(tmp_path / "1", 0)
     assert not (first / layout.TURNS).exists(), "a task alone needs none until it takes a turn"
     second = make(tmp_path / "1", 1)

@@ -1,9 +1,9 @@
-"""Logs and metrics are read while checkpoints are on their way, and each checkpoint is told once, whatever happens meanwhile."""
+"""Logs and metrics are read while checkpoints are in transfer, and each checkpoint is reported exactly
+once."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -18,18 +18,17 @@ from stoker.settings import Home
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, NewRun, PutTransfer
 from stoker.task import layout
-from stoker.task.formats import Ending, StagedCheckpoint, Status, write_json
-from support.control.ingesting import HeldTransfers, ingester
+from stoker.task.formats import Ending
+from support.control.driven import stage
+from support.control.ingesting import HeldTransfers, TaskFiles, ingester
 
 
-class Task:
-    """A task directory, its ingester, and the database, into which every look is recorded at once."""
+class Task(TaskFiles):
+    """A task directory, its ingester, and the database into which every look is recorded at once."""
 
     def __init__(self, tmp_path: Path, **more: Any) -> None:
         self.home = Home(tmp_path / "home")
-        self.root = tmp_path / "task"
-        for name in layout.DIRECTORIES:
-            (self.root / name).mkdir(parents=True)
+        super().__init__(tmp_path / "task")
         self.store = Store.open(self.home.database)
         self.run = self.store.submit(NewRun("key", "digits", {}, ["true"]), now=1.0)[0].id
         self.more = more
@@ -37,7 +36,7 @@ class Task:
         self.ingester = self.restart()
 
     def restart(self) -> Ingester:
-        """Another server."""
+        """Another server starts."""
         self.transfers = HeldTransfers()
         cursors = self.store.cursors(self.run, 1)
         self.ingester = ingester(
@@ -59,27 +58,12 @@ class Task:
     def kept(self) -> list[str]:
         return [row.name for row in self.store.checkpoints(self.run)]
 
-    def phase(self, phase: str) -> None:
-        write_json(str(self.root / layout.STATUS), Status(phase, generation=1).to_json())
-
-    def journal(self, entry: dict[str, Any]) -> None:
-        with open(self.root / layout.JOURNAL, "a") as file:
-            file.write(json.dumps(entry) + "\n")
-
     def end(self) -> None:
         self.journal({"k": "ended", **Ending(1, 1, "exited", at=70.0).to_json()})
         self.phase("ended")
 
     def checkpoint(self, number: int, data: bytes = b"weights", step: int | None = None) -> None:
-        place = self.root / layout.staged(number)
-        place.mkdir(parents=True)
-        (place / "last.pt").write_bytes(data)
-        file = {"path": "last.pt", "size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "mode": 420}
-        staged = StagedCheckpoint(
-            number=number, generation=1, name=f"step-{number}.pt", how="sdk", files=[file], step=step,
-            metrics={}, at=50.0, written_at=50.0,
-        )  # fmt: skip
-        self.journal({"k": "checkpoint", **staged.to_json()})
+        stage(self.root, number, f"step-{number}.pt", file="last.pt", step=step, data=data)
 
     def damage(self, number: int) -> None:
         path = self.root / layout.staged(number) / "last.pt"
@@ -99,7 +83,7 @@ def names(found: Intake) -> list[str]:
     return [row.name for row in found.checkpoints]
 
 
-def test_everything_behind_a_checkpoint_is_read_at_once(task: Task) -> None:
+def test_entries_after_a_checkpoint_are_read_at_once(task: Task) -> None:
     task.report(1, 40.0, 0.5)
     task.checkpoint(1)
     task.journal({"k": "warning", "message": "behind it"})
@@ -117,7 +101,7 @@ def test_everything_behind_a_checkpoint_is_read_at_once(task: Task) -> None:
     assert task.on_their_way() == ["step-1.pt", "step-2.pt"]
 
 
-def test_one_that_has_arrived_is_told_with_the_next_look(task: Task) -> None:
+def test_a_transferred_checkpoint_is_reported_with_the_next_look(task: Task) -> None:
     task.checkpoint(1)
     task.checkpoint(2)
     task.look()
@@ -133,7 +117,7 @@ def test_one_that_has_arrived_is_told_with_the_next_look(task: Task) -> None:
     assert task.ingester.look().changes == []
 
 
-def test_each_is_judged_by_what_had_been_reported_before_it(task: Task) -> None:
+def test_each_checkpoint_has_the_metrics_reported_before_it(task: Task) -> None:
     task.report(1, 40.0, 0.9)
     task.checkpoint(1)
     task.look()
@@ -142,7 +126,7 @@ def test_each_is_judged_by_what_had_been_reported_before_it(task: Task) -> None:
     task.look()
     task.report(3, 60.0, 0.1)
     task.look()
-    task.restart()  # what they are judged by is recorded
+    task.restart()  # their metrics are recorded
     task.transfers.finish()
     found = task.look()
     assert [(row.name, row.metrics) for row in found.checkpoints] == [
@@ -152,11 +136,11 @@ def test_each_is_judged_by_what_had_been_reported_before_it(task: Task) -> None:
 
 
 @pytest.mark.parametrize("carried", [False, True])
-def test_a_server_that_dies_meanwhile_leaves_them_to_the_next(task: Task, carried: bool) -> None:
+def test_the_next_server_continues_the_transfers(task: Task, carried: bool) -> None:
     task.checkpoint(1)
     task.look()
     if carried:
-        task.transfers.finish()  # the files are gone from the directory, and nothing says so
+        task.transfers.finish()  # the files have left the directory, and no record says so
     task.restart()
     assert task.ingester.untaken == ["step-1.pt"]
     task.transfers.finish()
@@ -165,7 +149,7 @@ def test_a_server_that_dies_meanwhile_leaves_them_to_the_next(task: Task, carrie
     assert task.restart().untaken == []
 
 
-def test_a_server_that_dies_before_it_is_recorded_sees_it_again(task: Task) -> None:
+def test_an_unrecorded_checkpoint_is_read_again_by_the_next_server(task: Task) -> None:
     task.checkpoint(1)
     task.ingester.look()
     task.transfers.finish()
@@ -175,7 +159,7 @@ def test_a_server_that_dies_before_it_is_recorded_sees_it_again(task: Task) -> N
     assert names(task.look()) == ["step-1.pt"] and task.kept() == ["step-1.pt"]
 
 
-def test_a_journal_that_was_changed_meanwhile_leads_to_nothing(task: Task) -> None:
+def test_checkpoints_of_a_changed_journal_are_rejected(task: Task) -> None:
     task.checkpoint(1)
     task.checkpoint(2)
     task.look()
@@ -187,7 +171,7 @@ def test_a_journal_that_was_changed_meanwhile_leads_to_nothing(task: Task) -> No
     assert task.on_their_way() == [] == task.kept()
 
 
-def test_of_another_generation_nothing_goes_on(task: Task) -> None:
+def test_transfers_of_another_generation_are_dropped(task: Task) -> None:
     task.checkpoint(1)
     task.look()
     task.more = {"generation": 2}
@@ -206,8 +190,8 @@ def test_a_damaged_one_is_refused_and_the_next_one_counts(task: Task) -> None:
     assert task.on_their_way() == []
 
 
-def test_what_its_launcher_refused_is_told_in_its_order(tmp_path: Path) -> None:
-    """A part that is written again after a damaged one makes the damaged one good; one written before does not."""
+def test_refusals_of_the_launcher_keep_their_order(tmp_path: Path) -> None:
+    """A part written after a damaged one replaces it; an earlier part does not."""
     task = Task(tmp_path, alone=False)
     task.checkpoint(1)
     task.look()
@@ -224,7 +208,7 @@ def test_what_its_launcher_refused_is_told_in_its_order(tmp_path: Path) -> None:
     assert task.look().rejected == ["step-3.pt"], "nothing is on its way"
 
 
-def test_of_several_tasks_they_are_parts(tmp_path: Path) -> None:
+def test_checkpoints_of_several_tasks_are_parts(tmp_path: Path) -> None:
     task = Task(tmp_path, alone=False)
     task.checkpoint(1, step=7)
     found = task.look()
@@ -238,7 +222,7 @@ def test_of_several_tasks_they_are_parts(tmp_path: Path) -> None:
     assert not [change for change in found.changes if isinstance(change, AddCheckpoint)]
 
 
-def test_what_the_machine_lacks_is_waited_for(task: Task) -> None:
+def test_a_transfer_is_retried_after_an_io_error(task: Task) -> None:
     task.checkpoint(1)
     task.look()
     task.transfers.fault = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -250,7 +234,7 @@ def test_what_the_machine_lacks_is_waited_for(task: Task) -> None:
     assert names(task.look()) == ["step-1.pt"]
 
 
-def test_a_task_out_of_reach_for_good_is_not_waited_for(task: Task) -> None:
+def test_the_checkpoints_of_a_lost_task_are_rejected(task: Task) -> None:
     task.checkpoint(1)
     task.look()
     task.transfers.fault = OSError(errno.EHOSTDOWN, "the task's courier is gone")
@@ -258,7 +242,7 @@ def test_a_task_out_of_reach_for_good_is_not_waited_for(task: Task) -> None:
     assert task.look().rejected == ["step-1.pt"] and task.transfers.waits == []
 
 
-def test_what_was_not_foreseen_does_not_hold_up_the_end_for_ever(task: Task) -> None:
+def test_an_unexpected_error_does_not_delay_the_end_forever(task: Task) -> None:
     task.checkpoint(1)
     task.look()
     task.transfers.fault = RuntimeError("a bug")
@@ -285,13 +269,13 @@ def _raise(exc: Exception) -> None:
 
 
 def hurried(task: Task) -> bool:
-    """Of the transfer that was asked for last."""
+    """Whether the last requested transfer is urgent."""
     found: bool = task.transfers.asked[-1]["hurried"]()
     return found
 
 
 @pytest.mark.parametrize("by", ["the end", "another", "a last look"])
-def test_it_hurries_when_something_waits_for_it(task: Task, by: str) -> None:
+def test_a_transfer_is_urgent_when_something_waits_for_it(task: Task, by: str) -> None:
     task.transfers.fault = OSError(errno.EIO, "later")
     task.checkpoint(1)
     task.look()
@@ -308,8 +292,8 @@ def test_it_hurries_when_something_waits_for_it(task: Task, by: str) -> None:
 
 
 @pytest.mark.parametrize(("step", "hurries"), [(None, True), (7, False)])
-def test_a_part_without_a_step_hurries(tmp_path: Path, step: int | None, hurries: bool) -> None:
-    """It counts only while nobody writes, and may be overwritten any time."""
+def test_a_part_without_a_step_is_urgent(tmp_path: Path, step: int | None, hurries: bool) -> None:
+    """It counts only while no task writes, and may be overwritten at any time."""
     task = Task(tmp_path, alone=False)
     task.checkpoint(1, step=step)
     task.look()
@@ -317,7 +301,7 @@ def test_a_part_without_a_step_hurries(tmp_path: Path, step: int | None, hurries
     assert hurried(task) == hurries
 
 
-def test_more_than_anybody_writes_waits_in_the_journal(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_checkpoints_wait_in_the_journal(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_reader, "MOST_UNTAKEN", 2)
     for number in range(1, 4):
         task.checkpoint(number)
@@ -330,7 +314,7 @@ def test_more_than_anybody_writes_waits_in_the_journal(task: Task, monkeypatch: 
     assert [one.row.name for one in found.seen] == ["step-3.pt"] and found.heard and found.ending is not None
 
 
-def test_what_the_journal_says_of_a_checkpoint_may_be_nonsense(task: Task) -> None:
+def test_invalid_checkpoint_entries(task: Task) -> None:
     for entry in (
         {"k": "checkpoint", "number": "x"},
         {"k": "checkpoint", "generation": 1, "number": 3, "files": [{"size": "no"}]},

@@ -1,4 +1,5 @@
-"""A task directory belongs to user code: whatever it holds, a look at it ends, takes little, and leads nowhere."""
+"""A task directory belongs to user code. Whatever it contains, one look ends, reads a bounded amount and
+follows no links."""
 
 from __future__ import annotations
 
@@ -25,20 +26,17 @@ from stoker.task import layout
 from stoker.task.formats import Order, Status, TaskInfo
 from stoker.task.local_directory import LocalTaskDir
 from support.control.driven import stage
-from support.control.ingesting import InlineTransfers, ingester, take_in
+from support.control.ingesting import InlineTransfers, TaskFiles, ingester, take_in
 
 ENDED = {"k": "ended", "seq": 1, "generation": 1, "kind": "exit", "code": 0}
 
 
-class Task:
-    """A task directory, what a server takes in from it, and the database that it goes into."""
+class Task(TaskFiles):
+    """A task directory, what a server reads from it, and the database for that."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.home = Home(tmp_path / "home")
-        self.root = tmp_path / "task"
-        self.root.mkdir()
-        for name in layout.DIRECTORIES:
-            (self.root / name).mkdir()
+        super().__init__(tmp_path / "task")
         self.store = Store.open(self.home.database)
         new = NewRun(key="key", name="digits", job={}, command=["true"])
         self.run = self.store.submit(new, now=1.0)[0].id
@@ -49,10 +47,6 @@ class Task:
         logs = LogSettings(budget=1 << 20, segment=1 << 18)
         return ingester(self.home, self.root, self.transfers, run=self.run, cursors=cursors or {}, logs=logs)
 
-    def journal(self, *entries: Any) -> None:
-        with open(self.root / layout.JOURNAL, "a") as file:
-            file.writelines(json.dumps(entry) + "\n" for entry in entries)
-
     def look(self) -> Intake:
         """One look, recorded as the control loop would."""
         found = take_in(self.pump, final=True)
@@ -60,7 +54,7 @@ class Task:
         return found
 
     def looks(self, most: int = 100) -> list[Intake]:
-        """Until nothing more is to be taken in."""
+        """Until nothing is left to read."""
         found = [self.look()]
         while found[-1].more:
             assert len(found) < most, "it never ends"
@@ -142,14 +136,14 @@ def test_a_journal_that_was_replaced_is_said_once(task: Task, what: str) -> None
         {"k": ["ended"], "generation": 1},
     ],
 )
-def test_a_journal_that_lies_is_passed_over(task: Task, entry: dict[str, Any]) -> None:
+def test_false_journal_entries_are_skipped(task: Task, entry: dict[str, Any]) -> None:
     task.journal(entry, ENDED)
     found = task.look()
     assert found.ending is not None and found.ending.code == 0
     assert not found.checkpoints
 
 
-def test_a_time_that_is_none(task: Task) -> None:
+def test_an_invalid_time(task: Task) -> None:
     task.journal(
         {"k": "started", "generation": 1, "at": "yesterday"}, {"k": "started", "generation": 1, "at": -1e99}
     )
@@ -170,7 +164,7 @@ def test_a_time_that_is_none(task: Task) -> None:
         "\x00\xff",
     ],
 )
-def test_metrics_that_are_none(task: Task, line: str) -> None:
+def test_invalid_metrics(task: Task, line: str) -> None:
     (task.root / layout.METRICS / "1-1.jsonl").write_text(
         line + '\n{"v": {"loss": 2}, "step": 2, "t": 1}\n', encoding="latin-1"
     )
@@ -186,7 +180,7 @@ def test_a_line_longer_than_one_look(task: Task, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_entry_longer_than_one_look_is_read_whole(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint of 50,000 files: its entry names them all."""
+    """The entry of a checkpoint of 50,000 files names them all."""
     monkeypatch.setattr(journal_reader, "LOOK_BYTES", 1 << 17)
     warning = {"k": "warning", "generation": 1, "message": "told", "files": ["x" * 100] * 10_000}
     task.journal({"k": "started", "generation": 1, "at": 1.0}, warning, ENDED)
@@ -211,7 +205,7 @@ def test_an_entry_longer_than_one_look_is_read_whole(task: Task, monkeypatch: py
     ],
 )  # fmt: skip
 def test_a_journal_that_is_flooded_makes_few_events(task: Task, entry: dict[str, Any]) -> None:
-    """Each would be a row of the database, and who waits for the run to end would wait for all of them."""
+    """Each event is a database row, and the end of the run would wait for all of them."""
     task.journal(*[entry] * 20_000)
     events = [change for found in task.looks() for change in found.changes if isinstance(change, AddEvent)]
     assert len(events) <= 1_002
@@ -233,7 +227,7 @@ def test_more_metrics_than_one_look_takes_are_all_taken_before_the_end(
 
 
 def test_files_of_a_terabyte_cost_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sparse: they cost whoever makes them nothing. What is read of them is bounded, in memory and on the disk."""
+    """The files are sparse; reading is bounded in memory and on disk."""
     monkeypatch.setattr(journal_reader, "LARGEST_FILE", 16 << 20)
     monkeypatch.setattr(reader, "_SLACK", 1 << 20)
     for name in (layout.JOURNAL, layout.STATUS, f"{layout.METRICS}/1-1.jsonl", layout.segment(0)):
@@ -261,8 +255,8 @@ def test_a_hundred_thousand_files(task: Task) -> None:
     assert len(found.points) == 1 and found.log_bytes == 0
 
 
-def test_what_is_in_the_way_of_an_order(task: Task, tmp_path: Path) -> None:
-    """A pipe would be waited for, a link followed: neither happens."""
+def test_other_files_in_the_place_of_an_order(task: Task, tmp_path: Path) -> None:
+    """A pipe does not block the write, and a link is not followed."""
     near = LocalTaskDir(str(task.root))
     precious = tmp_path / "precious"
     precious.write_text("precious")
@@ -286,7 +280,7 @@ def test_the_directory_itself_is_a_link(task: Task, tmp_path: Path) -> None:
 
 
 def test_too_many_open_files_loses_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's own trouble is no verdict on a task: the look fails as a whole and is tried again."""
+    """An error of the server itself is not the task's fault: the whole look fails and is retried."""
     (task.root / layout.METRICS / "1-1.jsonl").write_text('{"v": {"loss": 2}, "step": 2, "t": 1}\n')
     task.journal(ENDED)
     with monkeypatch.context() as patch:
@@ -319,7 +313,7 @@ def _raise(exc: Exception) -> None:
 
 
 def test_what_the_run_made_of_the_files_of_others_is_said_once(task: Task) -> None:
-    """A person who looks for the reason of an odd end should find it."""
+    """The event explains an unexpected end to the user."""
     whole = {
         layout.TASK: TaskInfo(run=task.run, attempt=1, task="worker-0").to_json(),
         layout.ORDER: Order(seq=1, generation=1, verb="run").to_json(),

@@ -1,4 +1,4 @@
-"""What a look takes in from one of several tasks: parts, keys that say whose they are, and how fast it gets on."""
+"""A look at one of several tasks: parts, keys with the name of their task, and the step rate."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from stoker.control.ingest.step_rate import StepRate
 from stoker.settings import Home
 from stoker.store.rows import AddCheckpoint, Point
 from stoker.task import layout
-from stoker.task.formats import Ending, Status, write_json
-from support.control.ingesting import InlineTransfers, ingester, take_in
+from stoker.task.formats import Ending, Status
+from support.control.ingesting import InlineTransfers, TaskFiles, ingester, take_in
 
 OTHERS = {"loss@worker-1", "acc@worker-1"}
 
 
-class Task:
+class Task(TaskFiles):
     def __init__(self, tmp_path: Path, **more: Any) -> None:
         home = Home(tmp_path / "home")
-        self.root = tmp_path / "task"
-        for name in layout.DIRECTORIES:
-            (self.root / name).mkdir(parents=True)
-        write_json(str(self.root / layout.STATUS), Status("running", generation=1).to_json())
+        super().__init__(tmp_path / "task")
+        self.phase("running")
         self.pump = ingester(home, self.root, InlineTransfers(), task="worker-1", **more)
 
     def report(self, name: str, *lines: tuple[int, float]) -> None:
@@ -34,15 +32,11 @@ class Task:
                 json.dumps({"step": s, "t": t, "v": {"loss": 1.0, "acc": 0.5}}) + "\n" for s, t in lines
             )
 
-    def journal(self, entry: dict[str, Any]) -> None:
-        with open(self.root / layout.JOURNAL, "a") as file:
-            file.write(json.dumps(entry) + "\n")
-
     def keys(self, found: Intake) -> set[str]:
         return {point.key for point in found.points}
 
 
-def test_alone_nothing_is_different(tmp_path: Path) -> None:
+def test_a_single_task_has_plain_keys(tmp_path: Path) -> None:
     task = Task(tmp_path)
     task.report("1-7-ab.jsonl", (1, 1.0), (2, 2.0))
     task.report("1-8-cd-1.jsonl", (1, 1.0))
@@ -52,7 +46,7 @@ def test_alone_nothing_is_different(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("speaks", "expected"), [(True, {"loss", "acc"}), (False, OTHERS), (None, OTHERS)])
-def test_who_does_not_speak_for_all_has_a_name(
+def test_keys_of_other_tasks_have_the_name_of_their_task(
     tmp_path: Path, speaks: bool | None, expected: set[str]
 ) -> None:
     task = Task(tmp_path, alone=False, speaks=speaks)
@@ -73,11 +67,11 @@ def test_who_does_not_speak_for_all_has_a_name(
         (["ps-0"], "ps-0"),
     ],
 )
-def test_who_speaks_for_all(tasks: list[str], first: str) -> None:
+def test_the_task_whose_metrics_have_plain_keys(tasks: list[str], first: str) -> None:
     assert speaker(tasks) == first
 
 
-def test_the_usage_says_how_fast_it_gets_on(tmp_path: Path) -> None:
+def test_the_usage_has_the_step_rate(tmp_path: Path) -> None:
     task = Task(tmp_path, alone=False)
     task.report("1-7-ab.jsonl", *((step, step * 0.25) for step in range(1, 9)))
     task.report("1-8-cd-3.jsonl", (500, 1.0), (501, 9.0))
@@ -85,7 +79,7 @@ def test_the_usage_says_how_fast_it_gets_on(tmp_path: Path) -> None:
     assert found.status is not None and found.status.usage == {"step": 8, "step_seconds": 0.25}
 
 
-def test_pace_is_a_median_that_moves() -> None:
+def test_the_step_rate_is_a_moving_median() -> None:
     pace = StepRate()
     assert pace.usage() == {}
     pace.take([Point("loss", 10, 1.0, 100.0)])

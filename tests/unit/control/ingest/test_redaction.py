@@ -1,4 +1,4 @@
-"""Secrets in what tasks say: nothing of it becomes a row, and what goes by its name is found again."""
+"""Secrets in the output of tasks reach no row, and files with redacted names are found again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_is_clean_stays_as_it_is() -> None:
 
 
 def test_the_same_text_is_always_replaced_by_the_same() -> None:
-    """Rows of an earlier server, or of an earlier look, have the same names."""
+    """Rows of an earlier server or of an earlier look have the same names."""
     both = {"A": "same-value", "B": "same-value", "C": "same-value-and-more"}
     for order in (list(both), list(reversed(both))):
         one = Redaction({name: both[name] for name in order})
@@ -55,7 +55,7 @@ def test_files_get_their_names_back() -> None:
     assert Redaction({"HF_TOKEN": "x" * 300}).original("[secret HF_TOKEN]") == "[secret HF_TOKEN]"
 
 
-def test_trees_whose_files_would_become_one_are_refused() -> None:
+def test_trees_with_two_files_of_one_redacted_name_are_refused() -> None:
     digest = "0" * 64
     tree = Tree.of([TreeFile(f"{TOKEN}/x", digest), TreeFile("[secret HF_TOKEN]/x", digest)])
     assert tree.renamed(NOTHING.text) == tree

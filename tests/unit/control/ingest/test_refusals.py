@@ -1,4 +1,4 @@
-"""What the warnings of a run say of checkpoints that are not offered."""
+"""Warnings of a run about checkpoints that are not offered."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_refusal_stands_until_one_of_that_name_is_kept() -> None:
         "checkpoint a.pt is not offered: again",
     )
     assert refusing.after(first, [keep("a.pt"), keep("c.pt")]) == ("hot",)
-    # The older of two with one name was kept: the newer is still missing.
+    # Of two with one name the older was kept; the newer is still missing.
     assert len(refusing.after(first, [keep("a.pt"), refuse("a.pt")])) == 3
 
 
@@ -42,7 +42,7 @@ def test_events_of_other_kinds_and_of_earlier_versions_are_left_alone() -> None:
     assert refusing.after((), [old]) == ()
 
 
-def test_of_many_the_number_has_to_do() -> None:
+def test_many_refusals_are_counted() -> None:
     lines: tuple[str, ...] = ()
     for number in range(refusals.MOST + 7):
         lines = refusing.after(lines, [refuse(f"step-{number}")])
@@ -56,7 +56,7 @@ def test_of_many_the_number_has_to_do() -> None:
     assert refusals.read(()).summary == ""
 
 
-def test_whatever_names_and_reasons_hold_the_count_is_right() -> None:
+def test_the_count_is_right_for_all_names_and_reasons() -> None:
     """Training code chooses the names."""
     odd = ["a is not offered: b", "7 more checkpoints are not offered", "\ud800", "x" * 10_000, "\n", ""]
     lines = refusing.after((), [refuse(name, name) for name in odd])
@@ -64,7 +64,7 @@ def test_whatever_names_and_reasons_hold_the_count_is_right() -> None:
     assert all(len(line) < 600 for line in lines)
 
 
-def test_files_are_told_first_and_until_a_checkpoint_is_kept() -> None:
+def test_files_are_reported_first_and_until_a_checkpoint_is_kept() -> None:
     found = refusals.read(refusing.after((), [refuse("a.pt")]))
     found.files = "left in /there"
     lines = found.warnings()
@@ -93,7 +93,7 @@ def test_whose_checkpoints_were_refused() -> None:
     assert refusing.after((), [AddEvent(stored)]) == ("checkpoint a.pt is not offered: it is damaged",)
 
 
-def test_where_files_are_left_in_words() -> None:
+def test_the_text_for_the_place_of_files() -> None:
     assert refusing.places({}, "7 days") == ""
     assert refusing.places({1: "/a"}, "7 days") == "what attempt 1 wrote is left for 7 days in /a"
     assert (

@@ -1,4 +1,4 @@
-"""Logs are carried once, in order, whatever happens in between, and read back in any portion."""
+"""Logs are transferred once and in order, across restarts, and read back in portions of any size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_carried_in_pieces_by_several_writers(tmp_path: Path) -> None:
     task.print("one", "two")
     task.writer().carry(task.near)
     task.print("three")
-    writer = task.writer()  # as after a restart of the server
+    writer = task.writer()  # a new writer, as after a restart of the server
     writer.carry(task.near)
     task.print("four", segment=1)
     writer.carry(task.near)
@@ -77,7 +77,7 @@ def test_tail_since_and_streams(tmp_path: Path) -> None:
 
 
 def test_any_tail_is_the_end_of_the_whole(tmp_path: Path) -> None:
-    """Lines of all lengths over many steps back, of both streams, and a tail longer than the log."""
+    """Lines of all lengths, of both streams, and a tail longer than the log."""
     task = Task(tmp_path)
     streams = {}
     for index in range(4000):
@@ -92,7 +92,7 @@ def test_any_tail_is_the_end_of_the_whole(tmp_path: Path) -> None:
         assert task.texts(tail=count, stream="stderr") == errors[-count:]
 
 
-def test_what_was_dropped_is_said(tmp_path: Path) -> None:
+def test_dropped_lines_are_reported(tmp_path: Path) -> None:
     task = Task(tmp_path)
     for segment in range(4):
         task.print(f"segment {segment}", segment=segment)
@@ -106,7 +106,7 @@ def test_what_was_dropped_is_said(tmp_path: Path) -> None:
 
 
 def test_the_rest_of_a_segment_comes_before_the_next_one(tmp_path: Path) -> None:
-    """Every segment is larger than a portion and no portion ends at the end of a line."""
+    """Every segment is larger than a portion, and no portion ends at the end of a line."""
     task = Task(tmp_path)
     plain = [f"line {index:05d}" for index in range(3000)]
     for index, text in enumerate(plain):

@@ -1,4 +1,4 @@
-"""Logs of several tasks are read as one, in the order of their times, in any portion."""
+"""Logs of several tasks are read as one, in order of their times, in portions of any size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def keep(home: Home, source: str, lines: list[Line], segments: int = 1, attempt:
 
 
 def texts(home: Home, **wanted: object) -> list[str]:
-    """Everything, piece by piece as a follower reads it."""
+    """All lines, piece by piece, as a follower reads them."""
     archive, position, found = LogArchive(home), None, []
     while True:
         before = dict(position or {})
@@ -52,7 +52,7 @@ def merged(sources: dict[str, list[Line]]) -> list[str]:
     return [text for *_, text in sorted(keyed)]
 
 
-def test_by_time_and_one_alone(tmp_path: Path) -> None:
+def test_lines_are_ordered_by_time_or_of_one_task(tmp_path: Path) -> None:
     home = Home(tmp_path)
     keep(home, "worker-0", [(1000, "o", "a"), (3000, "o", "c")])
     keep(home, "worker-1", [(2000, "o", "b"), (4000, "e", "d")])
@@ -67,7 +67,7 @@ def test_by_time_and_one_alone(tmp_path: Path) -> None:
     assert texts(home, attempt=1, tail=1, stream="stderr") == ["worker-1: d"]
 
 
-def test_following_goes_on_in_every_task(tmp_path: Path) -> None:
+def test_following_continues_in_every_task(tmp_path: Path) -> None:
     home = Home(tmp_path)
     archive = LogArchive(home)
     keep(home, "worker-0", [(1000, "o", "a")])

@@ -1,4 +1,4 @@
-"""The queue's decisions become attempts, all starts of one moment in one transaction."""
+"""Decisions of the queue become attempts; starts of one moment are recorded in one transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_runs_start_in_the_order_of_priority_then_time(server: Driven) -> None:
     assert server.store.attempt(low, 1).placement["worker-0"].node == "local"
 
 
-def test_what_starts_together_is_recorded_together(server: Driven) -> None:
+def test_runs_that_start_together_are_recorded_together(server: Driven) -> None:
     first = server.submit(resources={"cpu": 4})
     runs = [server.submit(resources={"cpu": 1}) for _ in range(4)]
     seen: list[int] = []
@@ -55,7 +55,7 @@ def test_the_attempt_is_recorded_before_the_engine_is_asked(server: Driven) -> N
     assert found == ["starting"]
 
 
-def test_tasks_of_one_machine_have_ports_that_nobody_else_has(server: Driven) -> None:
+def test_tasks_of_one_machine_have_different_ports(server: Driven) -> None:
     runs = [server.submit(workers=2, resources={"cpu": 1}) for _ in range(2)]
     ports = [port for run in runs for place in server.attempt(run).placement.values() for port in place.ports]
     assert len(ports) == len(set(ports)) >= 4
@@ -65,7 +65,7 @@ def test_tasks_of_one_machine_have_ports_that_nobody_else_has(server: Driven) ->
     assert server.loop.context.ports.taken < set(ports), "given back when its tasks have ended"
 
 
-def test_a_restarted_server_knows_who_holds_what(server: Driven) -> None:
+def test_a_restarted_server_knows_the_held_places(server: Driven) -> None:
     run = server.submit(workers=2, resources={"cpu": 2})
     ports = server.loop.context.ports.taken
     server.restart()
@@ -88,7 +88,7 @@ def test_a_node_that_is_not_ready_is_not_used_until_it_is(server: Driven) -> Non
     assert server.state(run) is RunState.RUNNING
 
 
-def test_a_stop_that_comes_with_the_start_gives_the_place_back(server: Driven) -> None:
+def test_a_stop_at_the_moment_of_the_start_frees_the_place(server: Driven) -> None:
     run = server.submit(resources={"cpu": 4}, settle=False)
     server.turn(6)
     server.stop(run)

@@ -1,4 +1,4 @@
-"""Elastic runs grow into what is free and give it back, from checkpoint to checkpoint."""
+"""Elastic runs grow into free places and give them back, at checkpoints."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def server() -> Iterator[Driven]:
 
 
 def workers(server: Driven, run: str) -> list[str]:
-    """Who is in the world."""
+    """The members of the world."""
     return [name for name, place in server.attempt(run).placement.items() if not place.joining]
 
 
 def alone(server: Driven) -> tuple[str, str]:
-    """A run with one worker, and the one that is in its way."""
+    """A run with one worker, and the run that has the other places."""
     other = server.submit(resources={"cpu": 3})
     run = server.submit(**ELASTIC)
     assert workers(server, run) == ["worker-0"]
@@ -36,19 +36,19 @@ def alone(server: Driven) -> tuple[str, str]:
 
 
 def once(server: Driven, run: str) -> None:
-    """No body started twice in one generation."""
+    """No body was started twice in one generation."""
     for task in ("worker-0", "worker-1", "worker-2"):
         generations = [generation for _, generation in server.starts(run, 1, task)]
         assert len(generations) == len(set(generations))
 
 
-def test_it_starts_with_all_that_is_free(server: Driven) -> None:
+def test_it_starts_with_all_free_places(server: Driven) -> None:
     run = server.submit(**ELASTIC)
     assert workers(server, run) == ["worker-0", "worker-1", "worker-2"]
     assert server.attempt(run).generation == 1
 
 
-def test_those_who_join_wait_for_a_checkpoint_and_not_for_ever(server: Driven) -> None:
+def test_joining_tasks_wait_for_a_checkpoint_for_a_bounded_time(server: Driven) -> None:
     run, other = alone(server)
     server.stop(other)
     server.advance(25)
@@ -67,7 +67,7 @@ def test_those_who_join_wait_for_a_checkpoint_and_not_for_ever(server: Driven) -
     once(server, run)
 
 
-def test_right_after_a_checkpoint_they_join(server: Driven) -> None:
+def test_tasks_join_right_after_a_checkpoint(server: Driven) -> None:
     run, other = alone(server)
     server.stop(other)
     server.until(lambda: server.live(run).waits_since is not None)
@@ -82,7 +82,7 @@ def test_right_after_a_checkpoint_they_join(server: Driven) -> None:
     assert server.order(run, "worker-2").resume_from == "last.pt"
 
 
-def test_what_is_wanted_back_is_given_back_and_its_place_once(server: Driven) -> None:
+def test_a_place_that_is_needed_back_is_given_back_once(server: Driven) -> None:
     run = server.submit(**ELASTIC)
     server.advance(40)
     released: list[Any] = []
@@ -128,7 +128,7 @@ def test_who_is_let_go_keeps_its_place_until_it_has_ended(server: Driven) -> Non
     assert sorted(alive) == ["worker-0", "worker-1"]
 
 
-def test_a_person_scales_it(server: Driven) -> None:
+def test_a_user_scales_it(server: Driven) -> None:
     run = server.submit(**ELASTIC)
     assert server.controller.scale(run, 1) == {"from": 3, "to": 1, "text": "wants 1 workers, has 3"}
     server.advance(20)
@@ -139,7 +139,7 @@ def test_a_person_scales_it(server: Driven) -> None:
     once(server, run)
     server.restart()
     server.advance(200)
-    assert len(workers(server, run)) == 2, "it is remembered"
+    assert len(workers(server, run)) == 2, "the number is recorded"
 
 
 def test_scaling_says_what_is_wrong(server: Driven) -> None:
@@ -153,7 +153,7 @@ def test_scaling_says_what_is_wrong(server: Driven) -> None:
         server.controller.scale(run, 2)
 
 
-def test_one_that_waits_is_scaled_before_it_starts(server: Driven) -> None:
+def test_a_queued_run_is_scaled_before_it_starts(server: Driven) -> None:
     first = server.submit(resources={"cpu": 4})
     run = server.submit(**ELASTIC)
     assert server.controller.scale(run, 2)["text"] == "wants 2 workers"
@@ -162,7 +162,7 @@ def test_one_that_waits_is_scaled_before_it_starts(server: Driven) -> None:
     assert len(workers(server, run)) == 2
 
 
-def test_one_that_will_never_be_up_does_not_join(server: Driven) -> None:
+def test_a_task_that_cannot_start_does_not_join(server: Driven) -> None:
     run, other = alone(server)
     server.stop(other)
     server.engine.waiting = ("no such image", "image", 20.0)
@@ -173,7 +173,7 @@ def test_one_that_will_never_be_up_does_not_join(server: Driven) -> None:
     assert server.state(run) is RunState.RUNNING and server.starts(run, 1, "worker-0") == [(1, 1)]
 
 
-def test_one_that_is_lost_before_it_joins_is_let_go(server: Driven) -> None:
+def test_a_task_lost_before_it_joins_is_released(server: Driven) -> None:
     run, other = alone(server)
     server.stop(other)
     server.until(lambda: server.live(run).waits_since is not None)
@@ -187,7 +187,7 @@ def test_one_that_is_lost_before_it_joins_is_let_go(server: Driven) -> None:
     once(server, run)
 
 
-def test_one_that_joins_is_wanted_back_before_it_has(server: Driven) -> None:
+def test_a_joining_task_is_needed_back_before_it_has_joined(server: Driven) -> None:
     run, other = alone(server)
     server.stop(other)
     server.until(lambda: server.live(run).waits_since is not None)
@@ -198,7 +198,7 @@ def test_one_that_joins_is_wanted_back_before_it_has(server: Driven) -> None:
 
 
 @pytest.mark.parametrize("when", ["growing", "shrinking"])
-def test_the_next_server_goes_on_with_it(server: Driven, when: str) -> None:
+def test_the_next_server_continues(server: Driven, when: str) -> None:
     if when == "growing":
         run, other = alone(server)
         server.stop(other)
@@ -218,8 +218,8 @@ def test_the_next_server_goes_on_with_it(server: Driven, when: str) -> None:
     once(server, run)
 
 
-def test_workers_that_come_back_alone_join_and_leave_with_all(server: Driven) -> None:
-    """Dask's: what a lost one means is not what one that leaves means."""
+def test_workers_that_are_replaced_alone_join_and_leave_with_a_new_generation(server: Driven) -> None:
+    """As with dask: a released worker makes a new generation, although a lost one is replaced alone."""
     run = server.submit(framework="dask", workers="1..2", resources={"cpu": 1}, roles={})
     assert {"worker-0", "worker-1"} <= set(workers(server, run))
     server.controller.scale(run, 1)
@@ -232,7 +232,7 @@ def test_workers_that_come_back_alone_join_and_leave_with_all(server: Driven) ->
     assert server.attempt(run).generation == 3
 
 
-def test_a_run_that_ends_while_it_is_told_to_grow_does_not_disturb_others(server: Driven) -> None:
+def test_a_run_that_ends_while_it_grows_does_not_disturb_others(server: Driven) -> None:
     other = server.submit(resources={"cpu": 2})
     run = server.submit(**{**ELASTIC, "workers": "1..2"}, name="short")
     bystander = server.submit(resources={"cpu": 1})

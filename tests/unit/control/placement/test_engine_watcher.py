@@ -1,4 +1,4 @@
-"""What an engine shows, and what it does not."""
+"""What the observations of an engine mean, and what missing ones mean."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_change_is_noticed_at_once(server: Driven) -> None:
     assert server.state(run) is RunState.SUCCEEDED and server.clock.now == before
 
 
-def test_a_change_that_nobody_announced_is_found_before_long(server: Driven) -> None:
+def test_a_change_without_a_notice_is_found_soon(server: Driven) -> None:
     server.otherwise = Behaviour(steps=1)
     run = server.submit()
     server.engine._machine._changed = lambda task: None
@@ -52,7 +52,7 @@ def test_a_change_that_nobody_announced_is_found_before_long(server: Driven) -> 
     assert server.state(run) is RunState.SUCCEEDED
 
 
-def test_silence_on_a_node_that_is_lost_is_given_up_after_lost_after(server: Driven) -> None:
+def test_a_silent_task_on_a_lost_node_is_replaced_after_lost_after(server: Driven) -> None:
     run = server.submit(**GANG)
     task = server.task(run, "worker-1")
     silence(server, run, "worker-1", ready=False)
@@ -85,7 +85,7 @@ def test_silence_on_a_ready_node_ends_the_task_once(server: Driven) -> None:
     assert server.task(run, "worker-1").incarnation == 2
 
 
-def test_silence_of_most_is_ours() -> None:
+def test_silence_of_most_tasks_is_a_fault_of_our_own() -> None:
     with driven(replace(NODE, cpu=1), replace(NODE, name="other", cpu=1)) as server:
         run = server.submit(**GANG)
         silence(server, run, "worker-0", "worker-1", ready=False)
@@ -93,7 +93,7 @@ def test_silence_of_most_is_ours() -> None:
         assert server.attempt(run).generation == 1 and server.row(run).attempt == 1
 
 
-def test_one_that_comes_back_while_it_is_given_up_is_kept(server: Driven) -> None:
+def test_a_task_that_comes_back_while_it_is_given_up_is_kept(server: Driven) -> None:
     run = server.submit(**GANG)
     task = server.task(run, "worker-1")
     assert task.directory is not None
@@ -108,7 +108,7 @@ def test_one_that_comes_back_while_it_is_given_up_is_kept(server: Driven) -> Non
     assert task.incarnation == 1 and task.gone is None and server.attempt(run).generation == 1
 
 
-def test_what_is_not_listed_three_times_is_gone(server: Driven) -> None:
+def test_a_task_that_is_missing_from_three_lists_is_gone(server: Driven) -> None:
     run = server.submit(**GANG)
     task = server.task(run, "worker-1")
     place = next(place for place in server.engine._machine.tasks if place.task == "worker-1")
@@ -122,7 +122,7 @@ def test_what_is_not_listed_three_times_is_gone(server: Driven) -> None:
     assert task.incarnation == 2
 
 
-def test_one_that_is_listed_again_was_never_gone(server: Driven) -> None:
+def test_a_task_that_is_listed_again_is_not_gone(server: Driven) -> None:
     run = server.submit(**GANG)
     task = server.task(run, "worker-1")
     tasks = server.engine._machine.tasks
@@ -135,7 +135,7 @@ def test_one_that_is_listed_again_was_never_gone(server: Driven) -> None:
     assert (task.missing, task.gone, task.incarnation) == (0, None, 1)
 
 
-def test_why_it_waits_is_said_once(server: Driven) -> None:
+def test_the_reason_to_wait_is_recorded_once(server: Driven) -> None:
     server.engine.waiting = ("pulling its image", "", 600.0)
     run = server.submit(**GANG)
     server.advance(30)
@@ -151,8 +151,8 @@ def test_why_it_waits_is_said_once(server: Driven) -> None:
     assert server.state(run) is RunState.RUNNING
 
 
-def test_what_is_not_the_runs_any_more_is_told_to_end(server: Driven) -> None:
-    """Also one that was lost and comes back."""
+def test_a_task_that_no_run_wants_is_ended(server: Driven) -> None:
+    """Also a lost task that comes back."""
     run = server.submit(workers="1..2", resources={"cpu": 1}, lost_after="60s", retries=0)
     server.controller.scale(run, 1)
     server.until(lambda: list(server.live(run).tasks) == ["worker-0"])
@@ -168,7 +168,7 @@ def test_what_is_not_the_runs_any_more_is_told_to_end(server: Driven) -> None:
     assert server.engine._machine.tasks[place].proof, "ended again"
 
 
-def test_the_books_follow_an_engine_that_chooses_another_node() -> None:
+def test_the_scheduler_follows_an_engine_that_chooses_another_node() -> None:
     with driven(NODE, replace(NODE, name="other")) as server:
         submit = server.engine.submit
 
@@ -186,10 +186,10 @@ def test_the_books_follow_an_engine_that_chooses_another_node() -> None:
         )
         second = server.submit(resources={"cpu": 4})
         server.look()
-        assert server.state(second) is RunState.RUNNING, "what it was to have is free"
+        assert server.state(second) is RunState.RUNNING, "its planned place is free"
 
 
-def test_tasks_that_the_database_does_not_know_are_left_alone(server: Driven) -> None:
+def test_tasks_unknown_to_the_database_are_left_alone(server: Driven) -> None:
     run = server.submit()
     copy = server.settings.home.root / "copy.db"
     server.halt()
@@ -206,7 +206,7 @@ def test_tasks_that_the_database_does_not_know_are_left_alone(server: Driven) ->
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_what_an_ended_attempt_left_is_removed(server: Driven, known: bool) -> None:
+def test_leftovers_of_an_ended_attempt_are_removed(server: Driven, known: bool) -> None:
     server.otherwise = STUBBORN
     run = server.submit(retries=0)
 

@@ -1,8 +1,10 @@
-"""What the end of a task means for the others."""
+"""What the end of one task means for the other tasks."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import pytest
 
 from stoker.control.policy.failure_policy import Decision, TaskState, decide
 from stoker.control.policy.outcome import Outcome
@@ -24,20 +26,34 @@ def ask(*seats: TaskState, closing: Outcome | None = None, reforming: Outcome | 
     return decide(seats, closing=closing, reforming=reforming)
 
 
-def test_while_all_run_nothing_happens() -> None:
-    assert ask(seat("worker-0"), seat("worker-1")) == Decision()
+PS = seat("ps-0", on_loss="task", ends=False)
 
 
-def test_one_that_is_done_waits_for_the_others() -> None:
-    assert ask(seat("worker-0", DONE), seat("worker-1")) == Decision()
+DECISIONS = {
+    "all run": ([seat("worker-0"), seat("worker-1")], Decision()),
+    "a worker that is done waits for the others": ([seat("worker-0", DONE), seat("worker-1")], Decision()),
+    "all are done": ([seat("worker-0", DONE), seat("worker-1", DONE)], Decision(end=DONE)),
+    "a single task ends as it ended": ([seat("worker-0", BAD)], Decision(reform=BAD)),
+    "the end of a task that was told to stop is no failure":
+        ([seat("worker-0", STOPPED, told=True), seat("worker-1")], Decision()),
+    "a parameter server comes back alone":
+        ([seat("worker-0"), seat("ps-0", LOST, on_loss="task", ends=False)], Decision(again=("ps-0",))),
+    "a parameter server is stopped when the training is done":
+        ([seat("worker-0", DONE), PS], Decision(stop=("ps-0",), close=DONE)),
+    "a task that may fail does not matter":
+        ([seat("worker-0"), seat("evaluator-0", BAD, on_loss="task", ends=False, may_fail=True)], Decision()),
+    "an ignored loss leaves the others alone":
+        ([seat("worker-0", on_loss="ignore"), seat("worker-1", LOST, on_loss="ignore")], Decision()),
+    "the loss of all tasks is not ignored": (
+        [seat("worker-0", LOST, on_loss="ignore"), seat("worker-1", BAD, on_loss="ignore")],
+        Decision(end=LOST),
+    ),
+}  # fmt: skip
 
 
-def test_when_all_are_done_the_run_is() -> None:
-    assert ask(seat("worker-0", DONE), seat("worker-1", DONE)) == Decision(end=DONE)
-
-
-def test_a_single_task_ends_as_it_ended() -> None:
-    assert ask(seat("worker-0", BAD)) == Decision(reform=BAD)
+@pytest.mark.parametrize(("seats", "decision"), DECISIONS.values(), ids=DECISIONS.keys())
+def test_decisions(seats: list[TaskState], decision: Decision) -> None:
+    assert ask(*seats) == decision
 
 
 def test_a_lost_member_empties_the_world() -> None:
@@ -46,18 +62,18 @@ def test_a_lost_member_empties_the_world() -> None:
     assert decision.trouble is not None and decision.trouble.reason == "worker-1: its launcher is gone"
 
 
-def test_who_has_no_order_yet_is_not_waited_for() -> None:
+def test_a_task_without_an_order_is_not_awaited() -> None:
     decision = ask(seat("worker-0", idle=True), seat("worker-1", LOST, idle=True))
     assert decision.stop == () and decision.reform is not None
     assert decision.reform.evidence["task"] == "worker-1"
 
 
-def test_an_empty_world_starts_again_and_names_who_failed() -> None:
+def test_an_empty_world_starts_again_and_names_the_failed_task() -> None:
     decision = ask(seat("worker-0", STOPPED, told=True), seat("worker-1", LOST))
     assert decision.reform is not None and decision.reform.evidence["task"] == "worker-1"
 
 
-def test_the_kill_is_the_cause_and_not_the_exception_that_follows_from_it() -> None:
+def test_a_kill_is_the_cause_and_not_the_exception_that_follows() -> None:
     decision = ask(seat("worker-0", BAD, ended=1.0), seat("worker-1", KILLED, ended=2.0))
     assert decision.reform is not None and decision.reform.reason == "worker-1: killed by SIGKILL"
 
@@ -67,39 +83,10 @@ def test_of_two_exceptions_the_first_is_the_cause() -> None:
     assert decision.reform is not None and decision.reform.reason.startswith("worker-1")
 
 
-def test_the_end_of_who_was_told_to_stop_is_no_failure() -> None:
-    assert ask(seat("worker-0", STOPPED, told=True), seat("worker-1")) == Decision()
-
-
-def test_a_parameter_server_comes_back_alone() -> None:
-    ps = seat("ps-0", LOST, on_loss="task", ends=False)
-    assert ask(seat("worker-0"), ps) == Decision(again=("ps-0",))
-
-
-def test_who_serves_is_stopped_when_the_training_is_done() -> None:
-    ps = seat("ps-0", on_loss="task", ends=False)
-    assert ask(seat("worker-0", DONE), ps) == Decision(stop=("ps-0",), close=DONE)
-
-
-def test_a_closed_attempt_waits_for_everybody() -> None:
-    ps = seat("ps-0", on_loss="task", ends=False)
-    assert ask(seat("worker-0", DONE), ps, closing=DONE) == Decision(stop=("ps-0",))
+def test_a_closed_attempt_waits_for_all_tasks() -> None:
+    assert ask(seat("worker-0", DONE), PS, closing=DONE) == Decision(stop=("ps-0",))
     ended = seat("ps-0", STOPPED, on_loss="task", ends=False, told=True)
     assert ask(seat("worker-0", DONE), ended, closing=DONE) == Decision(end=DONE)
-
-
-def test_who_may_fail_does_not_matter() -> None:
-    evaluator = seat("evaluator-0", BAD, on_loss="task", ends=False, may_fail=True)
-    assert ask(seat("worker-0"), evaluator) == Decision()
-
-
-def test_a_loss_that_is_ignored_leaves_the_others_alone() -> None:
-    assert ask(seat("worker-0", on_loss="ignore"), seat("worker-1", LOST, on_loss="ignore")) == Decision()
-
-
-def test_when_all_are_lost_that_might_be_ignored_the_run_has_failed() -> None:
-    seats = [seat("worker-0", LOST, on_loss="ignore"), seat("worker-1", BAD, on_loss="ignore")]
-    assert ask(*seats) == Decision(end=LOST)
 
 
 def test_a_world_that_a_server_emptied_does_not_end_the_run() -> None:

@@ -1,4 +1,4 @@
-"""From an ending to a cause, and from a cause to what becomes of the run."""
+"""From an ending to a cause, and from a cause to the next state of the run."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_user_errors_spend_retries_and_then_fail() -> None:
 
 
 def test_only_failures_in_a_row_without_progress_wait() -> None:
-    """However often it has failed before: each time it came further."""
+    """With progress in each attempt there is no backoff after any number of failures."""
     verdict = judge(end("signal", signal=9), desired="run")
     known = {"retries": 1000, "failures": 500}
     assert [after(verdict, fruitless=count, **known).delay for count in range(4)] == [0, 1, 2, 4]
     assert after(verdict, fruitless=3, progressed=True, **known).delay == 0
 
 
-def test_lost_attempts_spend_no_retries_and_the_first_goes_on_at_once() -> None:
+def test_lost_attempts_spend_no_retries_and_the_first_is_retried_at_once() -> None:
     verdict = lost("launcher 4711 is gone", desired="run", last_lines=[])
     following = after(verdict, retries=0)
     assert (following.state, following.failures, following.faults, following.delay) == (

@@ -1,4 +1,4 @@
-"""The table of tasks: what may follow what, and what a phase says."""
+"""The table of task phases: what may follow what, and what each phase means."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def test_a_body_has_an_order_before_it_ends() -> None:
     )
 
 
-def test_a_launcher_that_is_over_gets_no_other_order() -> None:
-    """The next body of such a task is another incarnation."""
+def test_a_finished_launcher_gets_no_other_order() -> None:
+    """The next body of such a task belongs to another incarnation."""
     renewed = {one.before for one in TABLE.transitions if one.event is E.RENEWED}
     replaced = {one.before for one in TABLE.transitions if one.event is E.REPLACED}
     assert not any(phase.launcher_over for phase in renewed)
     assert replaced <= {phase for phase in P if phase.launcher_over}
 
 
-def test_a_task_that_was_let_go_comes_back_under_no_event() -> None:
+def test_no_event_brings_back_a_released_task() -> None:
     outward = {(one.event, one.after) for one in TABLE.transitions if one.before in (P.RELEASED, P.FREED)}
     assert {event for event, phase in outward if phase is P.FREED} == {E.FREED, E.REACHED}
     assert {phase for _, phase in outward} == {P.RELEASED, P.FREED}

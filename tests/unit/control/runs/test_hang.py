@@ -1,4 +1,4 @@
-"""A run hangs when all of its world is silent."""
+"""A run hangs when all members of its world are silent."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def said(live: Any, **what: dict[str, Any]) -> list[str]:
     return [change.row.text for change in hang.note(live, found)]  # type: ignore[union-attr]
 
 
-def test_one_that_has_nothing_to_say_is_no_sign() -> None:
+def test_one_silent_member_is_no_hang() -> None:
     live = run("restart", worker_0="world", worker_1="world")
     assert said(live, worker_1=SILENT) == []
     assert live.reforming is None
 
 
-def test_when_all_are_silent_it_is_said_once() -> None:
+def test_a_hang_of_all_is_reported_once() -> None:
     live = run(worker_0="world", worker_1="world", ps_0="task")
     assert said(live, worker_1=SILENT) == []
     assert said(live, worker_0={**SILENT, "how": "none"}) == [
@@ -51,7 +51,7 @@ def test_when_all_are_silent_it_is_said_once() -> None:
     assert live.reforming is None
 
 
-def test_one_that_lives_again_counts_anew() -> None:
+def test_a_member_that_continues_starts_its_time_again() -> None:
     live = run("restart", worker_0="world", worker_1="world")
     said(live, worker_1=SILENT)
     said(live, worker_1={})
@@ -59,19 +59,19 @@ def test_one_that_lives_again_counts_anew() -> None:
     assert live.reforming is None
 
 
-def test_it_starts_again_where_the_job_asks_for_it() -> None:
+def test_the_world_starts_again_where_the_job_asks_for_it() -> None:
     live = run("restart", launcher_0="world", worker_0="world")
     said(live, launcher_0=SILENT, worker_0=SILENT)
     assert live.reforming.cause is Cause.HANG
     assert live.reforming.reason == "launcher-0 said and did nothing for 60 s"
 
 
-def test_those_who_have_ended_do_not_count() -> None:
+def test_ended_members_do_not_count() -> None:
     live = run(worker_0="world", worker_1="world")
     live.tasks["worker-0"].verdict = object()
     assert len(said(live, worker_1=SILENT)) == 1
 
 
-def test_a_run_of_tasks_that_come_back_alone_hangs_when_all_do() -> None:
+def test_a_run_of_tasks_that_are_replaced_alone_hangs_when_all_do() -> None:
     live = run(worker_0="task")
     assert len(said(live, worker_0=SILENT)) == 1

@@ -1,4 +1,4 @@
-"""One step of a run after the other, on the fake engine with a driven clock."""
+"""Successive steps of a run on the fake engine, with a driven clock."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_run_that_is_lost_every_time_fails_in_the_end(server: Driven) -> None:
     assert row.attempt == 4, "three times more through no fault of its own"
 
 
-def test_one_that_fails_starts_its_world_again(server: Driven) -> None:
+def test_a_failed_member_starts_its_world_again(server: Driven) -> None:
     server.bodies = {("worker-1", 1): FAIL}
     run = server.submit(retries=1, **GANG)
     assert server.order(run).verb == "run" and server.order(run).generation == 2
@@ -84,7 +84,7 @@ def test_one_that_fails_starts_its_world_again(server: Driven) -> None:
     assert "worker-1: exit code 3" in server.events(run, "reforming")[0].text
 
 
-def test_who_failed_waits_until_the_others_have_stopped(server: Driven) -> None:
+def test_a_failed_member_waits_until_the_others_have_stopped(server: Driven) -> None:
     server.bodies = {("worker-0", 1): STUBBORN, ("worker-1", 1): FAIL}
     run = server.submit(retries=1, grace="60s", **GANG)
     assert [task.phase for task in server.live(run).tasks.values()] == [TaskPhase.STOPPING, TaskPhase.ENDED]
@@ -142,7 +142,7 @@ def test_a_parameter_server_that_fails_once_too_often_ends_the_run(server: Drive
     assert server.row(run).reason == "ps-0: exit code 3"
 
 
-def test_a_launcher_that_was_told_to_end_is_hastened_and_then_replaced(server: Driven) -> None:
+def test_a_terminated_launcher_is_killed_and_then_replaced(server: Driven) -> None:
     run = server.submit(retries=0, **GANG)
     real = server.engine._machine.die
     server.engine._machine.die = lambda *_: None  # type: ignore[method-assign]
@@ -160,7 +160,7 @@ def test_a_launcher_that_was_told_to_end_is_hastened_and_then_replaced(server: D
     assert server.task(run, "worker-1").incarnation == 2 and server.attempt(run).generation == 2
 
 
-def test_a_port_that_another_program_has_makes_a_new_world_elsewhere(server: Driven) -> None:
+def test_a_port_of_another_program_makes_a_new_world_on_other_ports(server: Driven) -> None:
     taken = Behaviour(exit_code=1, lines=("OSError: [Errno 98] Address already in use",))
     server.bodies = {("worker-0", 1): taken}
     run = server.submit(retries=0, **GANG)
@@ -171,7 +171,7 @@ def test_a_port_that_another_program_has_makes_a_new_world_elsewhere(server: Dri
     assert before <= server.loop.context.ports.taken and len(server.loop.context.ports.taken) == len(before)
 
 
-def test_a_failed_run_is_kept_for_a_look_and_then_cleaned_up(server: Driven) -> None:
+def test_a_failed_run_is_held_for_debugging_and_then_cleaned_up(server: Driven) -> None:
     server.otherwise = FAIL
     run = server.submit(keep_on_failure="30m", resources={"cpu": 4})
     assert server.state(run) is RunState.FAILED and not server.store.attempt(run, 1).removed
@@ -183,7 +183,7 @@ def test_a_failed_run_is_kept_for_a_look_and_then_cleaned_up(server: Driven) -> 
     assert server.store.attempt(run, 1).removed and server.state(other) is RunState.RUNNING
 
 
-def test_a_step_that_meets_an_engine_which_does_not_answer_is_taken_again(server: Driven) -> None:
+def test_a_step_is_repeated_after_the_engine_did_not_answer(server: Driven) -> None:
     server.engine.unavailable = True
     run = server.submit()
     assert server.state(run) is RunState.STARTING
@@ -194,10 +194,10 @@ def test_a_step_that_meets_an_engine_which_does_not_answer_is_taken_again(server
     assert server.state(run) is RunState.RUNNING and server.starts(run, 1, "worker-0") == [(1, 1)]
 
 
-def test_what_goes_wrong_in_one_run_does_not_stop_another(server: Driven) -> None:
+def test_an_error_in_one_run_does_not_stop_another(server: Driven) -> None:
     def fault(method: str, argument: Any) -> None:
         if method == "submit" and argument.run.startswith("bad"):
-            raise RuntimeError("nobody thought of this")
+            raise RuntimeError("an unexpected error")
 
     server.engine.before = fault
     bad, good = server.submit(name="bad"), server.submit(name="good")
@@ -207,7 +207,9 @@ def test_what_goes_wrong_in_one_run_does_not_stop_another(server: Driven) -> Non
     assert server.state(bad) is RunState.RUNNING
 
 
-def test_what_the_store_cannot_record_is_not_done(server: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_that_cannot_be_recorded_is_not_done(
+    server: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
     apply = server.store.apply
 
     def refuse(changes: Any) -> None:
@@ -245,7 +247,7 @@ def test_a_preempted_run_queues_again_and_costs_nothing(server: Driven) -> None:
     assert server.store.attempt(run, 1).cause == Cause.PREEMPTED
 
 
-def test_an_engine_that_is_away_proves_nothing(server: Driven) -> None:
+def test_an_unreachable_engine_proves_no_loss(server: Driven) -> None:
     run = server.submit()
 
     def away(method: str, argument: Any) -> None:

@@ -1,4 +1,4 @@
-"""What tasks say becomes rows."""
+"""Reports of tasks become rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_tasks_are_recorded_as_they_report_and_as_they_ended(server: Driven) -> 
     assert {row.task: row.phase for row in server.store.tasks(run, 1)} == dict.fromkeys(rows, "ended")
 
 
-def test_what_tasks_print_and_report_is_kept(server: Driven) -> None:
+def test_output_and_metrics_of_tasks_are_kept(server: Driven) -> None:
     server.otherwise = Behaviour(lines=("hello",), metrics=((1, {"loss": 0.5}), (2, {"loss": 0.25})))
     run = server.submit()
     assert server.state(run) is RunState.SUCCEEDED
@@ -52,7 +52,7 @@ def test_what_tasks_print_and_report_is_kept(server: Driven) -> None:
     assert server.loop.context.archive.last_lines(run, 1, 5, task="worker-0") == ["hello"]
 
 
-def test_old_checkpoints_are_let_go(server: Driven) -> None:
+def test_old_checkpoints_are_dropped(server: Driven) -> None:
     run = server.submit(checkpoint={"keep": 2})
     for number in (1, 2, 3):
         stage(server.directory(run), number, f"step-{number}.pt", step=number, data=b"%d" % number)
@@ -80,7 +80,7 @@ def test_the_best_checkpoint_is_kept(server: Driven) -> None:
     assert kept == {"step-1.pt", "step-3.pt"}
 
 
-def test_a_checkpoint_that_is_refused_is_in_the_warnings_until_a_better_one_is_kept(server: Driven) -> None:
+def test_a_refused_checkpoint_is_in_the_warnings_until_another_is_kept(server: Driven) -> None:
     run = server.submit()
     journal(
         server.directory(run), {"k": "rejected", "generation": 1, "name": "last.pt", "reason": "it is torn"}
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_is_refused_is_in_the_warnings_until_a_better_one_is_k
     assert server.row(run).warnings == ()
 
 
-def test_where_no_checkpoint_is_kept_the_end_says_so(server: Driven) -> None:
+def test_a_run_without_any_kept_checkpoint_ends_with_a_note(server: Driven) -> None:
     server.otherwise = Behaviour(exit_code=3, steps=1)
     run = server.submit()
     journal(
@@ -103,7 +103,7 @@ def test_where_no_checkpoint_is_kept_the_end_says_so(server: Driven) -> None:
     assert "no checkpoint of this run is kept" in server.events(run, "warning")[-1].text
 
 
-def test_outputs_are_kept_and_those_of_several_tasks_put_together(server: Driven) -> None:
+def test_outputs_are_kept_and_those_of_several_tasks_merged(server: Driven) -> None:
     server.otherwise = Behaviour(steps=1)
     run = server.submit(**GANG)
     for task, text in (("worker-0", "zero"), ("worker-1", "one")):
@@ -120,7 +120,7 @@ def test_outputs_are_kept_and_those_of_several_tasks_put_together(server: Driven
     )
 
 
-def test_outputs_that_cannot_be_kept_do_not_keep_the_run_from_ending(
+def test_a_run_ends_although_its_outputs_cannot_be_kept(
     server: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -133,7 +133,7 @@ def test_outputs_that_cannot_be_kept_do_not_keep_the_run_from_ending(
     assert "outputs could not be kept: the disk is full" in server.said(run)
 
 
-def test_checkpoints_of_several_tasks_are_put_together(server: Driven) -> None:
+def test_checkpoints_of_several_tasks_are_assembled(server: Driven) -> None:
     run = server.submit(**GANG)
     for number, task in enumerate(("worker-0", "worker-1")):
         stage(server.directory(run, task), 1, f"step-5-rank{number}.pt", step=5, data=b"%d" % number)

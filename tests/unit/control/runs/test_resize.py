@@ -1,4 +1,4 @@
-"""More or less for a run: while it waits, while it runs, by a restart, or not at all."""
+"""More or fewer resources for a run: in the queue, in place, by a restart, or refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def cpu_of(server: Driven, run: str) -> float | None:
     return Job.from_json(server.row(run).job).resources.cpu
 
 
-def test_one_that_waits_starts_with_the_new_size(server: Driven) -> None:
+def test_a_queued_run_starts_with_the_new_size(server: Driven) -> None:
     first = server.submit(resources={"cpu": 3})
     run = server.submit(resources={"cpu": 2})
     assert server.state(run) is RunState.QUEUED
@@ -24,7 +24,7 @@ def test_one_that_waits_starts_with_the_new_size(server: Driven) -> None:
     assert server.state(first) is RunState.RUNNING
 
 
-def test_one_that_runs_is_resized_in_place_and_others_get_the_rest(server: Driven) -> None:
+def test_a_running_one_is_resized_in_place_and_others_get_the_rest(server: Driven) -> None:
     run = server.submit(resources={"cpu": 4})
     other = server.submit(resources={"cpu": 2})
     assert server.state(other) is RunState.QUEUED
@@ -38,7 +38,7 @@ def test_one_that_runs_is_resized_in_place_and_others_get_the_rest(server: Drive
     assert server.task(run).place.cpu == 2, "it is recorded"
 
 
-def test_where_the_engine_cannot_it_starts_again_with_the_new_size(server: Driven) -> None:
+def test_without_support_of_the_engine_it_restarts_with_the_new_size(server: Driven) -> None:
     server.engine.resize_problem = "this kernel cannot"
     run = server.submit(resources={"cpu": 1}, retries=0)
     answer = server.controller.resize(run, cpu=2.0, memory=None)
@@ -62,7 +62,7 @@ def test_why_not_in_place(server: Driven, job: dict[str, object], why: str) -> N
     assert answer["how"] == "restart" and answer["text"].startswith(why)
 
 
-def test_what_cannot_be_is_refused(server: Driven) -> None:
+def test_impossible_sizes_are_refused(server: Driven) -> None:
     run = server.submit()
     with pytest.raises(Refused, match="nothing to change"):
         server.controller.resize(run, cpu=None, memory=None)

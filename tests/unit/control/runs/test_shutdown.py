@@ -1,4 +1,4 @@
-"""Tasks are told to stop, once per kind of stop, and ended by the engine where they do not."""
+"""Tasks are ordered to stop, once per kind of stop; the engine ends those that do not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.control.driven import STUBBORN, Driven
 
 
 def forced(server: Driven) -> list[Any]:
-    """What the engine is asked to end, from now on."""
+    """The tasks that the engine is asked to end from now on."""
     found: list[Any] = []
 
     def stop(method: str, argument: Any) -> None:
@@ -38,7 +38,7 @@ def test_a_run_that_is_stopped_ends_as_stopped(server: Driven) -> None:
     assert server.states[run] == ["queued", "starting", "running", "stopping", "stopped"]
 
 
-def test_a_stop_is_told_once_and_a_kill_once_more(server: Driven) -> None:
+def test_a_stop_is_ordered_once_and_a_kill_once_more(server: Driven) -> None:
     server.otherwise = STUBBORN
     run = server.submit(grace="60s")
     server.stop(run)
@@ -55,7 +55,7 @@ def test_a_stop_is_told_once_and_a_kill_once_more(server: Driven) -> None:
     assert [event.kind for event in server.events(run, "stop", "kill")] == ["stop", "kill"]
 
 
-def test_one_that_does_not_stop_in_time_is_ended_by_the_engine(server: Driven) -> None:
+def test_a_task_that_does_not_stop_in_time_is_ended_by_the_engine(server: Driven) -> None:
     server.otherwise = STUBBORN
     run = server.submit(grace="20s")
     server.stop(run)
@@ -64,10 +64,10 @@ def test_one_that_does_not_stop_in_time_is_ended_by_the_engine(server: Driven) -
     assert asked == [] and server.state(run) is RunState.STOPPING
     server.advance(4)
     assert len(asked) >= 1 and server.state(run) is RunState.STOPPED
-    assert server.row(run).cause == Cause.STOPPED, "it was we who ended it"
+    assert server.row(run).cause == Cause.STOPPED, "Stoker ended it"
 
 
-def test_one_that_the_engine_could_not_end_is_tried_again_later(server: Driven) -> None:
+def test_a_task_that_the_engine_could_not_end_is_ended_later(server: Driven) -> None:
     server.otherwise = STUBBORN
     run = server.submit(grace="0s")
     tries: list[float] = []
@@ -105,7 +105,7 @@ def test_a_task_that_is_not_up_is_cancelled(server: Driven) -> None:
     assert server.starts(run, 1, "worker-0") == []
 
 
-def test_a_stop_that_an_earlier_server_sent_stands(server: Driven) -> None:
+def test_a_stop_order_of_an_earlier_server_counts(server: Driven) -> None:
     server.otherwise = STUBBORN
     run = server.submit(grace="60s")
     server.stop(run)
@@ -118,7 +118,7 @@ def test_a_stop_that_an_earlier_server_sent_stands(server: Driven) -> None:
 
 
 @pytest.mark.parametrize("wish", ["suspend", "stop"])
-def test_what_a_person_wants_is_what_becomes_of_it(server: Driven, wish: str) -> None:
+def test_the_desired_state_becomes_the_state(server: Driven, wish: str) -> None:
     run = server.submit()
     if wish == "suspend":
         server.controller.suspend(run, by="ada")
@@ -131,7 +131,7 @@ def test_what_a_person_wants_is_what_becomes_of_it(server: Driven, wish: str) ->
     assert server.starts(run, 2, "worker-0") == [(1, 1)]
 
 
-def test_an_order_that_is_in_the_way_of_the_run_is_the_engines_business(server: Driven) -> None:
+def test_where_no_order_can_be_written_the_engine_ends_the_task(server: Driven) -> None:
     run = server.submit(grace="60s")
     order = server.directory(run) / "order.json"
     order.unlink()

@@ -1,4 +1,4 @@
-"""A task is told to stop by an order; the engine ends it only where the run put something in the way of that."""
+"""A task is stopped by an order. The engine ends it only where files of the run block the order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.task.local_directory import UnsafePath
 
 
 class Directory:
-    """One whose order cannot be written. `before`: what happens until that is known."""
+    """A task directory in which no order can be written. `before` runs when its status is read."""
 
     root = "/nowhere"
 
@@ -80,22 +80,22 @@ def task() -> Any:
 
 
 @pytest.mark.parametrize("number", [errno.EISDIR, errno.ENOTDIR, errno.ELOOP])
-def test_where_something_is_in_the_way_the_engine_ends_it(task: Any, number: int) -> None:
+def test_the_engine_ends_a_task_whose_order_is_blocked(task: Any, number: int) -> None:
     assert ended(Directory(OSError(number, "no")), task) == ["worker-1"]
 
 
-def test_where_its_directory_leads_elsewhere_the_engine_ends_it(task: Any) -> None:
+def test_the_engine_ends_a_task_whose_directory_is_a_link(task: Any) -> None:
     assert ended(Directory(UnsafePath("a link")), task) == ["worker-1"]
 
 
 @pytest.mark.parametrize("number", [errno.EHOSTDOWN, errno.EIO, errno.ENOSPC])
-def test_one_that_is_out_of_reach_keeps_its_time(task: Any, number: int) -> None:
+def test_an_unreachable_task_keeps_its_time(task: Any, number: int) -> None:
     assert ended(Directory(OSError(number, "no")), task) == []
     assert task.phase is TaskPhase.STOPPING and task.stop_deadline
 
 
-def test_one_that_was_replaced_meanwhile_is_left_alone(task: Any) -> None:
-    """The engine would end the new one: it knows them by their name."""
+def test_a_task_replaced_meanwhile_is_left_alone(task: Any) -> None:
+    """The engine finds tasks by name, and would end the new one."""
 
     def replace() -> None:
         task.incarnation = 2

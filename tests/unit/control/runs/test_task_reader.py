@@ -1,4 +1,4 @@
-"""One task that cannot be looked at does not cost the others what was found."""
+"""An error at one task does not lose what was read from the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pump:
 
 
 class Loop:
-    """A context whose wake-ups are written down."""
+    """A context that records its wake-ups."""
 
     def __init__(self) -> None:
         self.later: list[float] = []
@@ -51,7 +51,7 @@ def look(loop: Loop, *tasks: Any) -> dict[str, Intake]:
     return asyncio.run(TaskReader(loop).look(live))  # type: ignore[arg-type]
 
 
-def test_what_was_found_at_the_others_counts() -> None:
+def test_results_of_the_other_tasks_count() -> None:
     loop = Loop()
     good = Intake(status=Status("running", generation=1), generation=1, visible=True)
     away = task("worker-1", OSError(errno.EIO, "the courier does not answer"))
@@ -61,13 +61,13 @@ def test_what_was_found_at_the_others_counts() -> None:
     assert away.touched and len(loop.later) == 1, "it is looked at again"
 
 
-def test_what_nobody_expects_is_not_passed_over() -> None:
+def test_an_unexpected_error_is_raised() -> None:
     with pytest.raises(PermissionError):
         look(Loop(), task("worker-0", PermissionError(errno.EPERM, "no")))
 
 
 class Flooded(Pump):
-    """There is always more of it than one look takes."""
+    """Each look finds more."""
 
     spoiled, said = True, 0
 
@@ -96,7 +96,7 @@ ENDED = {"generation": 1, "seq": 1, "kind": "stopped", "signal": 9}
 
 
 def test_who_kills_a_run_does_not_wait_for_all_that_it_writes() -> None:
-    """The training is dead; what it wrote may be more than is ever read."""
+    """The training is dead; reading all that it wrote may never end."""
     for killed, over in ((None, False), (-1.0, False), (-60.0, True)):
         pump = Flooded()
         one = task("worker-0", Intake())

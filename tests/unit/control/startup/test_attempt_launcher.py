@@ -1,4 +1,4 @@
-"""What a task gets before its order, and the order."""
+"""What a task gets before its order, and the order itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tree(server: Driven, **files: str) -> str:
     return server.blobs.put_tree(Tree.of(found))
 
 
-def test_the_order_says_what_to_run(server: Driven) -> None:
+def test_the_order_has_the_command(server: Driven) -> None:
     run = server.submit(env={"LR": "1e-3"}, grace="7s", timeout="1h", hang={"after": "5m"})
     order = server.order(run)
     assert (order.seq, order.generation, order.verb, order.argv) == (1, 1, "run", ["train"])
@@ -28,7 +28,7 @@ def test_the_order_says_what_to_run(server: Driven) -> None:
     assert order.resume_from is None and order.scan_every is None
 
 
-def test_a_new_generation_does_not_begin_the_timeout_anew(server: Driven) -> None:
+def test_a_new_generation_does_not_restart_the_timeout(server: Driven) -> None:
     run = server.submit(timeout="1h", workers=2, resources={"cpu": 1})
     server.advance(600)
     server.kill_launcher(run, "worker-1")
@@ -37,12 +37,12 @@ def test_a_new_generation_does_not_begin_the_timeout_anew(server: Driven) -> Non
     assert order.scan_every is not None, "a world's first checkpoint is waited for"
 
 
-def test_the_code_is_there_before_the_order(server: Driven) -> None:
+def test_the_code_is_placed_before_the_order(server: Driven) -> None:
     run = server.submit(code=tree(server, train="print(1)"))
     assert (server.directory(run) / "code" / "train.py").read_text() == "print(1)"
 
 
-def test_secrets_are_there_and_forgotten(server: Driven) -> None:
+def test_secrets_are_written_and_removed_at_the_end(server: Driven) -> None:
     run = server.submit(secrets={"TOKEN": "sesame-open"})
     path = server.directory(run) / "secrets.json"
     assert json.loads(path.read_text()) == {"TOKEN": "sesame-open"} and path.stat().st_mode & 0o777 == 0o600
@@ -52,7 +52,7 @@ def test_secrets_are_there_and_forgotten(server: Driven) -> None:
     assert not any(Path(server.settings.home.root / "secrets").glob("*")) and not path.exists()
 
 
-def test_a_damaged_checkpoint_is_let_go_and_the_one_before_it_offered(server: Driven) -> None:
+def test_a_damaged_checkpoint_is_dropped_and_the_previous_one_restored(server: Driven) -> None:
     run = server.submit(retries=0)
     for number in (1, 2):
         stage(server.directory(run), number, f"step-{number}.pt", step=number, data=b"%d" % number * 10)
@@ -72,7 +72,9 @@ def test_a_damaged_checkpoint_is_let_go_and_the_one_before_it_offered(server: Dr
     }
 
 
-def test_what_a_world_of_another_size_wrote_is_not_offered_where_it_must_be_the_same(server: Driven) -> None:
+def test_checkpoints_of_a_world_of_another_size_are_not_restored_where_the_size_must_match(
+    server: Driven,
+) -> None:
     run = server.submit(retries=1, checkpoint={"world_size": "same"})
     stage(server.directory(run), 1, "last.pt", step=1)
     server.kick(run)
@@ -83,7 +85,7 @@ def test_what_a_world_of_another_size_wrote_is_not_offered_where_it_must_be_the_
     assert server.order(run).resume_from == "last.pt"
 
 
-def test_the_next_attempt_has_what_the_one_before_it_left(server: Driven) -> None:
+def test_the_next_attempt_has_the_files_of_the_previous_one(server: Driven) -> None:
     run = server.submit()
     (server.directory(run) / "output" / "model.txt").write_text("weights")
     server.controller.suspend(run, by="ada")
@@ -102,7 +104,7 @@ def test_an_order_to_stop_is_adopted_as_one(server: Driven) -> None:
     assert task.stop_sent == "stop" and task.ordered and task.directory is not None
 
 
-def test_tasks_that_an_earlier_server_asked_for_are_not_asked_for_twice(server: Driven) -> None:
+def test_tasks_submitted_by_an_earlier_server_are_not_submitted_again(server: Driven) -> None:
     run = server.submit(workers=2, resources={"cpu": 1})
     pids = sorted(task.pid for task in server.engine._machine.tasks.values())
     server.restart()

@@ -1,4 +1,5 @@
-"""Tasks are asked for, waited for, and get their orders; what was begun before a restart is taken over."""
+"""Tasks are submitted, awaited and get their orders; a restarted server continues where the previous one
+ended."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ GANG: dict[str, Any] = {"workers": 2, "resources": {"cpu": 1}}
 
 
 class Fault:
-    """What an engine method raises, before or after it took effect, so many times."""
+    """An error that an engine method raises a number of times, before or after it took effect."""
 
     def __init__(
         self, server: Driven, method: str, error: Exception, *, after: bool = False, times: int = 1
@@ -44,7 +45,7 @@ def test_no_order_is_given_before_the_task_is_up(server: Driven) -> None:
     assert (task.phase, task.wait, server.state(run)) == (TaskPhase.RUNNING, None, RunState.RUNNING)
 
 
-def test_what_will_never_come_up_ends_after_its_time(server: Driven) -> None:
+def test_a_hopeless_start_ends_after_its_timeout(server: Driven) -> None:
     server.engine.waiting = ("no such image", "image", 100.0)
     run = server.submit(retries=0)
     server.advance(95)
@@ -55,7 +56,7 @@ def test_what_will_never_come_up_ends_after_its_time(server: Driven) -> None:
     assert server.starts(run, 1, "worker-0") == []
 
 
-def test_an_engine_that_cannot_make_it_costs_no_retry(server: Driven) -> None:
+def test_an_engine_error_costs_no_retry(server: Driven) -> None:
     Fault(server, "submit", EngineError("no cgroup"))
     run = server.submit(retries=0)
     assert server.store.attempt(run, 1).cause == Cause.ENGINE_ERROR
@@ -67,9 +68,7 @@ def test_an_engine_that_cannot_make_it_costs_no_retry(server: Driven) -> None:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("method", ["submit", "reach"])
-def test_an_answer_that_is_lost_on_its_way_is_asked_for_again(
-    server: Driven, method: str, after: bool
-) -> None:
+def test_a_request_whose_answer_is_lost_is_repeated(server: Driven, method: str, after: bool) -> None:
     Fault(server, method, EngineUnavailable("no answer"), after=after)
     run = server.submit(**GANG)
     server.advance(10)
@@ -78,7 +77,7 @@ def test_an_answer_that_is_lost_on_its_way_is_asked_for_again(
 
 
 @pytest.mark.parametrize("turns", range(0, 60, 3))
-def test_a_server_that_dies_at_any_moment_of_it_starts_every_body_once(turns: int) -> None:
+def test_a_server_killed_at_any_moment_starts_every_body_once(turns: int) -> None:
     with driven() as server:
         run = server.submit(settle=False, **GANG)
         server.turn(turns)
@@ -89,7 +88,7 @@ def test_a_server_that_dies_at_any_moment_of_it_starts_every_body_once(turns: in
         assert {task.phase for task in server.live(run).tasks.values()} == {TaskPhase.RUNNING}
 
 
-def test_what_ended_while_no_server_was_there_is_taken_in(server: Driven) -> None:
+def test_a_run_that_ended_without_a_server_is_recorded(server: Driven) -> None:
     server.otherwise = FAIL
     server.engine.waiting = ("pulling its image", "", 600.0)
     run = server.submit(retries=0)
@@ -99,7 +98,7 @@ def test_what_ended_while_no_server_was_there_is_taken_in(server: Driven) -> Non
     assert server.state(run) is RunState.FAILED and server.row(run).exit_code == 3
 
 
-def test_one_that_was_lost_while_no_server_was_there(server: Driven) -> None:
+def test_a_run_that_was_lost_without_a_server(server: Driven) -> None:
     run = server.submit(retries=0)
     server.halt()
     server.engine.kill_launcher(run, 1, "worker-0")
@@ -140,7 +139,7 @@ def test_every_generation_starts_from_the_newest_checkpoint(server: Driven) -> N
     assert server.row(run).failures == 0
 
 
-def test_who_cannot_join_does_not_end_the_world_that_trains(server: Driven) -> None:
+def test_a_task_that_cannot_join_does_not_end_the_world(server: Driven) -> None:
     first = server.submit(resources={"cpu": 3})
     run = server.submit(workers="1..2", resources={"cpu": 1}, retries=0)
     assert list(server.live(run).tasks) == ["worker-0"]
@@ -151,7 +150,7 @@ def test_who_cannot_join_does_not_end_the_world_that_trains(server: Driven) -> N
     assert list(server.live(run).tasks) == ["worker-0"] and server.starts(run, 1, "worker-0") == [(1, 1)]
 
 
-def test_a_gang_of_which_one_does_not_come_up_lets_go(server: Driven) -> None:
+def test_a_gang_with_a_task_that_does_not_come_up_frees_its_places(server: Driven) -> None:
     reach = server.engine.reach
 
     async def one_only(handle: Any, task: str) -> Any:

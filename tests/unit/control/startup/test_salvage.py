@@ -1,4 +1,4 @@
-"""Which checkpoints of lost attempts are recorded, and what is removed of a volume that many share."""
+"""Which checkpoints of lost attempts are recorded, and what is removed from a shared volume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOST = SharedPart("digits-7f3k", 1, "worker-0", 1)
 
 
 class Shared(LocalTaskDir):
-    """A far directory with a volume beside it, in one process."""
+    """A remote task directory with a volume beside it, in one process."""
 
     def __init__(self, root: Path) -> None:
         (root / "mirror").mkdir(parents=True)
@@ -89,7 +89,7 @@ class Shared(LocalTaskDir):
 
 
 class Rows:
-    """A store with what is asked for."""
+    """A store with only the rows that these tests need."""
 
     def __init__(self) -> None:
         self.rows: list[CheckpointRow] = []
@@ -144,7 +144,7 @@ def row(number: int) -> CheckpointRow:
     )
 
 
-def test_what_was_not_carried_is_recorded_as_the_lost_attempts(
+def test_a_checkpoint_that_was_not_transferred_is_recorded_for_the_lost_attempt(
     salvage: Salvage, shared: Shared, rows: Rows
 ) -> None:
     rows.rows = [row(1), row(2)]
@@ -166,8 +166,10 @@ def test_what_was_not_carried_is_recorded_as_the_lost_attempts(
     assert taken == [LOST]
 
 
-def test_what_is_known_by_its_bytes_is_no_news(salvage: Salvage, shared: Shared, rows: Rows) -> None:
-    """Restored into the lost attempt, which had not got any further."""
+def test_a_checkpoint_with_a_known_digest_is_not_recorded(
+    salvage: Salvage, shared: Shared, rows: Rows
+) -> None:
+    """The lost attempt was resumed from this checkpoint and has made no progress."""
     shared.stage(LOST, 1, b"state")
     (first,) = [
         change.row for change in salvage.take(live(), task(shared))[0] if isinstance(change, AddCheckpoint)
@@ -176,7 +178,7 @@ def test_what_is_known_by_its_bytes_is_no_news(salvage: Salvage, shared: Shared,
     assert salvage.take(live(), task(shared)) == ([], [LOST])
 
 
-def test_no_more_than_are_kept_are_brought_the_newest_first(salvage: Salvage, shared: Shared) -> None:
+def test_only_as_many_as_are_kept_are_transferred_newest_first(salvage: Salvage, shared: Shared) -> None:
     for number in range(1, 6):
         shared.stage(LOST, number, b"state %d" % number)
     (shared.volume / LOST.name / layout.staged(5) / "last.pt").write_bytes(b"spoiled")
@@ -185,7 +187,7 @@ def test_no_more_than_are_kept_are_brought_the_newest_first(salvage: Salvage, sh
     assert added == [3, 4], "a spoiled one does not count"
 
 
-def test_only_earlier_attempts_of_this_very_task_are_asked_for(salvage: Salvage, shared: Shared) -> None:
+def test_only_earlier_attempts_of_the_same_task_are_read(salvage: Salvage, shared: Shared) -> None:
     for part in (LOST._replace(run="other-1a2b"), LOST._replace(task="ps-0"), LOST._replace(attempt=2)):
         (shared.volume / part.name).mkdir(parents=True)
     assert salvage.take(live(), task(shared)) == ([], [])
@@ -197,7 +199,7 @@ def test_only_earlier_attempts_of_this_very_task_are_asked_for(salvage: Salvage,
     assert shared.asked == []
 
 
-def test_a_volume_that_cannot_be_read_does_not_hold_up_the_run(salvage: Salvage, shared: Shared) -> None:
+def test_an_unreadable_volume_does_not_delay_the_run(salvage: Salvage, shared: Shared) -> None:
     (shared.volume / LOST.name).mkdir(parents=True)
     shared.fails = OSError(errno.EACCES, "permission denied")
     changes, taken = salvage.take(live(), task(shared))
@@ -208,7 +210,7 @@ def test_a_volume_that_cannot_be_read_does_not_hold_up_the_run(salvage: Salvage,
         salvage.take(live(), task(shared))
 
 
-def test_only_what_nobody_needs_is_swept(salvage: Salvage, shared: Shared, rows: Rows) -> None:
+def test_only_parts_that_no_run_needs_are_swept(salvage: Salvage, shared: Shared, rows: Rows) -> None:
     rows.states |= {"over-2a2b": "failed", "waits-2a2b": "queued"}
     rows.states |= {"over-1a2b": "failed", "waits-1a2b": "suspended", "lives-1a2b": "succeeded"}
     names = ["over-1a2b", "waits-1a2b", "lives-1a2b", "unknown-1a2b"]
@@ -229,11 +231,11 @@ def test_only_what_nobody_needs_is_swept(salvage: Salvage, shared: Shared, rows:
     )
     salvage.sweep(live(number=3, alone=False), task(shared), [], [])
     assert [part for part in shared.left if part.run == "digits-7f3k"] == [current], (
-        "of several none is taken"
+        "a part of several tasks is not salvaged"
     )
 
 
-def test_a_run_is_over_when_nobody_will_look(rows: Rows) -> None:
+def test_when_a_run_is_over(rows: Rows) -> None:
     ended = AttemptRow("digits-7f3k", 1, state="ended")
     for state, wanted in (("succeeded", True), ("stopped", True), ("queued", False), ("suspended", False)):
         assert over(SimpleNamespace(state=state), ended) is wanted  # type: ignore[arg-type]
@@ -242,7 +244,7 @@ def test_a_run_is_over_when_nobody_will_look(rows: Rows) -> None:
     assert not over(failed, AttemptRow("digits-7f3k", 1, state="ended", evidence={"kept_until": 1e12}))
 
 
-def test_removing_needs_somebody_and_permission(shared: Shared) -> None:
+def test_removing_needs_a_courier_and_permission(shared: Shared) -> None:
     (shared.volume / LOST.name).mkdir(parents=True)
     shared.fails = OSError(errno.EACCES, "permission denied")
     remove(shared, LOST)
@@ -255,6 +257,6 @@ def test_removing_needs_somebody_and_permission(shared: Shared) -> None:
     remove(LocalTaskDir(shared.root), LOST)
 
 
-def test_numbers_and_entries_that_make_no_sense() -> None:
+def test_invalid_numbers_and_entries() -> None:
     assert carried([row(7)]) == [7]
     assert staged_of([{"k": "checkpoint", "number": "x"}, {"k": "checkpoint", "number": 3, "files": 7}]) == []

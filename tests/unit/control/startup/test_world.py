@@ -1,4 +1,4 @@
-"""Who is told of which addresses and ports."""
+"""The addresses and ports of a world."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ports(tmp_path: Path, live: LiveRun) -> list[tuple[int, ...]]:
 
 
 def test_nobody_listens_where_a_member_that_was_given_up_would_knock(tmp_path: Path) -> None:
-    """A survivor keeps its address: one who woke up late would find the next world there."""
+    """A surviving member keeps its address, but not the port at which a resumed old member would reach it."""
     first = ports(tmp_path, live_of({"worker-0": {}, "worker-1": {}}))
     moved = ports(tmp_path, live_of({"worker-0": {"moved": 1}, "worker-1": {"moved": 1, "given_up": True}}))
     assert first == [(29400,), (29400,)]
@@ -60,6 +60,6 @@ def test_nobody_listens_where_a_member_that_was_given_up_would_knock(tmp_path: P
 
 
 @pytest.mark.parametrize("times", [1, 255, 256, 10_000])
-def test_ports_stay_below_those_that_systems_hand_out(tmp_path: Path, times: int) -> None:
+def test_ports_stay_below_the_ephemeral_range(tmp_path: Path, times: int) -> None:
     for found in ports(tmp_path, live_of({"worker-0": {"moved": times}, "worker-1": {"moved": times}})):
         assert all(29400 <= port < 32768 for port in found)

@@ -1,4 +1,4 @@
-"""Calling couriers that are away, that lie, and that are not couriers at all."""
+"""Calls to couriers that are unreachable, that give false answers, or that are other programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING: dict[str, Any] = {"deltas": [], "records": [], "resets": [], "gone": []
 
 
 class Wire:
-    """A transport with a courier of few words behind it."""
+    """A transport with a scripted courier behind it."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -97,7 +97,7 @@ def test_a_call_learns_the_boot_id_and_again_after_a_restart() -> None:
         lambda status, session, body: (409, "", courier_protocol.pack({"boot": "f" * 32})),
     ],
 )
-def test_an_answer_that_is_not_the_couriers_is_no_answer(
+def test_an_answer_that_is_not_from_the_courier_is_refused(
     spoil: Callable[[int, str, bytes], tuple[int, str, bytes]],
 ) -> None:
     line = Wire(lambda *_: (200, {}, b"data"))
@@ -110,7 +110,7 @@ def test_an_answer_that_is_not_the_couriers_is_no_answer(
 @pytest.mark.parametrize(
     "fail", [TimeoutError(), ConnectionResetError("reset"), EngineUnavailable("the API server is away")]
 )
-def test_whatever_is_in_the_way_is_one_error(fail: Exception) -> None:
+def test_all_transport_errors_become_one_error(fail: Exception) -> None:
     line = Wire(quiet)
     line.fail = fail
     with pytest.raises(CourierLost):
@@ -127,7 +127,7 @@ def test_whatever_is_in_the_way_is_one_error(fail: Exception) -> None:
         (courier_protocol.PLACE, 422, {"error": "not all there", "incomplete": True}, Incomplete),
         (courier_protocol.WALK, 413, {"error": "too many"}, ValueError),
         (courier_protocol.READ, 503, {"error": "busy"}, CourierLost),
-        # What its verb cannot meet is an error of the courier's own.
+        # An error that its verb cannot raise is an error of the courier itself.
         (courier_protocol.SYNC, 422, {"error": "hash", "damaged": True}, OSError),
         (courier_protocol.ORDER, 422, {"error": "hash", "incomplete": True}, OSError),
         (courier_protocol.ORDER, 413, {"error": "too many"}, OSError),
@@ -137,14 +137,14 @@ def test_whatever_is_in_the_way_is_one_error(fail: Exception) -> None:
         (courier_protocol.READ, 422, {"errno": -5}, OSError),
     ],
 )
-def test_what_a_courier_met_is_raised_here(
+def test_errors_at_the_courier_are_raised_here(
     verb: str, status: int, header: dict[str, Any], kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
         asyncio.run(Courier(KEY, Wire(lambda *_: (status, header, b""))).call(verb, {}))
 
 
-def test_a_courier_that_begins_anew_all_the_time_is_given_up() -> None:
+def test_a_courier_that_restarts_all_the_time_is_given_up() -> None:
     line = Wire(quiet)
 
     async def restart() -> None:
@@ -155,13 +155,13 @@ def test_a_courier_that_begins_anew_all_the_time_is_given_up() -> None:
         asyncio.run(Courier(KEY, line).call(courier_protocol.READ, {}))
 
 
-def test_a_key_has_its_length() -> None:
+def test_a_key_of_wrong_length_is_refused() -> None:
     with pytest.raises(ValueError):
         Courier(b"short", Wire(quiet))
 
 
 class Far:
-    """A far directory over a wire, with a loop in a thread."""
+    """A remote task directory over a wire, with a loop in a thread."""
 
     def __init__(self, tmp_path: Path, handler: Handler, **more: Any) -> None:
         self.thread = LoopThread()
@@ -178,7 +178,7 @@ class Far:
         self.thread.close()
 
 
-def test_what_has_not_arrived_cannot_be_relied_on(tmp_path: Path) -> None:
+def test_a_directory_exists_after_its_first_sync(tmp_path: Path) -> None:
     with Far(tmp_path, quiet) as far:
         assert not far.directory.exists()
         far.wire.fail = ConnectionRefusedError()
@@ -190,10 +190,10 @@ def test_what_has_not_arrived_cannot_be_relied_on(tmp_path: Path) -> None:
     with Far(tmp_path, quiet) as far:
         assert not far.directory.exists()
         far.mirror.record(layout.ORDER, b'{"seq":1,"generation":1,"verb":"run"}')
-        assert far.directory.exists(), "an order that is known was given, whatever came after it"
+        assert far.directory.exists(), "a known order was given"
 
 
-def test_catching_up_goes_on_to_the_end(tmp_path: Path) -> None:
+def test_catching_up_continues_to_the_end(tmp_path: Path) -> None:
     answers = [{**NOTHING, "mark": {"journal": 0, "files": {}}} for _ in range(5)]
 
     def handler(path: str, header: dict[str, Any], data: memoryview) -> tuple[int, dict[str, Any], bytes]:
@@ -207,7 +207,7 @@ def test_catching_up_goes_on_to_the_end(tmp_path: Path) -> None:
 
 
 def test_all_threads_of_the_loop_may_wait_for_news(tmp_path: Path) -> None:
-    """More than fits into the loop's own executor, each for an answer that is written in a thread."""
+    """More requests than threads in the loop's executor, each for an answer that a thread writes."""
     data = b"x" * 200_000
 
     def handler(path: str, header: dict[str, Any], body: memoryview) -> tuple[int, dict[str, Any], bytes]:
@@ -240,8 +240,8 @@ def test_after_the_loop_has_ended(tmp_path: Path) -> None:
         far.directory.discard("x")
 
 
-def test_who_is_proven_gone_is_not_waited_for(tmp_path: Path) -> None:
-    """Not even by those who wait already."""
+def test_a_task_that_is_proven_gone_is_not_awaited(tmp_path: Path) -> None:
+    """Requests that already wait end too."""
     with Far(tmp_path, quiet, patience=600.0) as far:
         assert far.directory.catch_up(30)
         far.wire.fail = ConnectionRefusedError()
@@ -283,7 +283,7 @@ def test_who_is_proven_gone_is_not_waited_for(tmp_path: Path) -> None:
         {"entries": [], "seen": 1, "after": 7},
     ],
 )
-def test_a_list_that_is_none(tmp_path: Path, page: dict[str, Any]) -> None:
+def test_an_invalid_list(tmp_path: Path, page: dict[str, Any]) -> None:
     with (
         Far(tmp_path, lambda *_: (200, {"running": False, **page}, b"")) as far,
         pytest.raises((OSError, ValueError)),
@@ -291,7 +291,7 @@ def test_a_list_that_is_none(tmp_path: Path, page: dict[str, Any]) -> None:
         far.directory.walk("output", max_entries=10)
 
 
-def test_a_list_without_end_is_ended(tmp_path: Path) -> None:
+def test_an_endless_list_is_refused(tmp_path: Path) -> None:
     count = iter(range(1_000_000))
 
     def handler(*_: Any) -> tuple[int, dict[str, Any], bytes]:
@@ -308,7 +308,7 @@ def test_more_bytes_than_were_asked_for_are_refused(tmp_path: Path) -> None:
         far.directory.fetch("x", 0, 10)
 
 
-def test_an_order_that_came_too_late_is_an_error(tmp_path: Path) -> None:
+def test_a_late_order_is_an_error(tmp_path: Path) -> None:
     with Far(tmp_path, lambda *_: (200, {"stale": 7}, b"")) as far:
         with pytest.raises(OSError) as caught:
             far.directory.write_order(formats.Order(seq=1, generation=1, verb="run"))
@@ -316,10 +316,10 @@ def test_an_order_that_came_too_late_is_an_error(tmp_path: Path) -> None:
         assert far.directory.order() is None
 
 
-# -- ferries -------------------------------------------------------------------------------------------------
+# -- pollers -------------------------------------------------------------------------------------------------
 
 
-def test_a_ferry_brings_what_is_new_and_says_so(tmp_path: Path) -> None:
+def test_a_poller_fetches_news_and_reports_it(tmp_path: Path) -> None:
     news = [
         ({**NOTHING, "deltas": [[layout.segment(0), 0, 4]]}, b"one\n"),
         ({**NOTHING, "deltas": [[layout.segment(0), 4, 200_000]]}, b"x" * 200_000),
@@ -360,7 +360,7 @@ def test_a_ferry_brings_what_is_new_and_says_so(tmp_path: Path) -> None:
         {**NOTHING, "mark": {"a": ["b"]}},
     ],
 )
-def test_a_ferry_survives_whatever_it_meets(
+def test_a_poller_survives_every_error(
     tmp_path: Path, nonsense: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ferry_module, "FIRST_BACKOFF", 0.001)
@@ -401,7 +401,7 @@ def test_a_ferry_survives_whatever_it_meets(
     assert not (tmp_path / "evil").exists()
 
 
-def test_many_ferries_share_a_pace() -> None:
+def test_many_pollers_share_a_rate() -> None:
     pace = PollInterval(least=0.1, per_second=500)
     assert 0.07 < pace.pause() < 0.13
     pace.pollers = 1000
@@ -412,7 +412,7 @@ def test_many_ferries_share_a_pace() -> None:
 
 
 def transport(answer: bytes) -> tuple[int, Mapping[str, str], bytes]:
-    """One call against a peer that says this, whatever it hears."""
+    """One call to a peer that always gives this answer."""
 
     async def work() -> tuple[int, Mapping[str, str], bytes]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -453,6 +453,6 @@ def test_an_answer_is_read() -> None:
         b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 5000 + b"\r\n",
     ],
 )
-def test_what_is_not_an_answer(answer: bytes) -> None:
+def test_invalid_answers(answer: bytes) -> None:
     with pytest.raises(OSError):
         transport(answer)

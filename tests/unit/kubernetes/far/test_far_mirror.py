@@ -1,4 +1,4 @@
-"""What arrives of a far directory, from couriers that may be anybody and for servers that may be killed."""
+"""The mirror of a remote task directory, with untrusted couriers and servers that may be killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def answer(
     return header, memoryview(b"".join([*(data for _, _, data in deltas), *records.values()]))
 
 
-def test_what_arrives_is_appended(tmp_path: Path) -> None:
+def test_new_bytes_are_appended(tmp_path: Path) -> None:
     mirror = make(tmp_path)
     assert not mirror.synced
     assert mirror.apply(*answer([(LOG, 0, b"one\n"), (layout.JOURNAL, 0, b"{}\n")], {layout.STATUS: b"{}"}))
@@ -52,8 +52,8 @@ def test_what_arrives_is_appended(tmp_path: Path) -> None:
     assert mirror.request(wait=1)["records"] == {layout.STATUS: courier_protocol.tag(b"{}")}
 
 
-def test_answers_to_older_questions_do_no_harm(tmp_path: Path) -> None:
-    """Two ask at once; their answers overlap and may come in any order."""
+def test_answers_to_older_requests_do_no_harm(tmp_path: Path) -> None:
+    """Two requests run at once; their answers overlap and arrive in any order."""
     data = b"".join(b"line %d\n" % number for number in range(200))
     for seed in range(20):
         chance = random.Random(seed)
@@ -75,10 +75,10 @@ def test_a_gap_is_not_written(tmp_path: Path) -> None:
     assert not (mirror.root / LOG).exists()
 
 
-def test_another_server_goes_on_where_this_one_was(tmp_path: Path) -> None:
+def test_another_server_continues_where_this_one_was(tmp_path: Path) -> None:
     mirror = make(tmp_path)
     mirror.apply(*answer([(LOG, 0, b"x" * 1000)], {layout.ORDER: b'{"seq":1}'}))
-    # Killed in the middle of an append, and of replacing a record.
+    # Killed during an append, and while a record was replaced.
     with (mirror.root / LOG).open("ab") as file:
         file.write(b"y" * 10)
     (mirror.root / f"{layout.STATUS}.tmp").write_bytes(b'{"pha')
@@ -99,13 +99,13 @@ def test_a_mirror_that_may_be_wrong_is_dropped(tmp_path: Path, other: dict[str, 
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff"])
-def test_a_mirror_of_nobody_knows_what_is_dropped(tmp_path: Path, damage: bytes) -> None:
+def test_a_mirror_of_an_unknown_source_is_dropped(tmp_path: Path, damage: bytes) -> None:
     make(tmp_path).apply(*answer([(LOG, 0, b"one\n")]))
     (tmp_path / "mirror" / ".mirror").write_bytes(damage)
     assert make(tmp_path).request(wait=0)["have"] == {}
 
 
-def test_resets_and_what_is_gone(tmp_path: Path) -> None:
+def test_resets_and_removed_files(tmp_path: Path) -> None:
     mirror = make(tmp_path)
     mirror.apply(*answer([(LOG, 0, b"one\n"), (layout.JOURNAL, 0, b"{}\n")], {layout.STATUS: b"{}"}))
     mirror.apply(*answer([(LOG, 0, b"2\n")], resets=[LOG]))
@@ -115,7 +115,7 @@ def test_resets_and_what_is_gone(tmp_path: Path) -> None:
     assert list(mirror.request(wait=0)["have"]) == [layout.JOURNAL]
 
 
-def test_lines_are_there_before_the_entry_that_follows_them(
+def test_lines_arrive_before_the_entry_that_follows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror = make(tmp_path)
@@ -132,7 +132,7 @@ def test_lines_are_there_before_the_entry_that_follows_them(
     assert seen == [LOG, "metrics/1-1-a.jsonl", layout.JOURNAL, layout.STATUS]
 
 
-def test_no_room_is_said_and_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_recovered_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = make(tmp_path)
     mirror.apply(*answer([(LOG, 0, b"one\n")]))
     real = os.pwrite
@@ -188,7 +188,7 @@ HOSTILE: list[tuple[dict[str, Any], bytes]] = [
 
 
 @pytest.mark.parametrize(("header", "data"), HOSTILE)
-def test_what_a_courier_would_not_send_is_refused(
+def test_answers_that_no_courier_sends_are_refused(
     tmp_path: Path, header: dict[str, Any], data: bytes
 ) -> None:
     (tmp_path / "evil").write_bytes(b"untouched")
@@ -222,7 +222,7 @@ def test_a_mirror_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_link_in_a_mirror_is_not_followed(tmp_path: Path) -> None:
-    """Nobody but the server writes there; if somebody does, no harm is done."""
+    """Only the server writes there; a foreign link does no harm."""
     mirror = make(tmp_path)
     (tmp_path / "outside").write_bytes(b"safe")
     (mirror.root / LOG).symlink_to(tmp_path / "outside")

@@ -1,5 +1,4 @@
-"""Source and mirror through everything that can happen between them: the mirror becomes what the source is, and
-whoever sees an entry of the journal sees the lines that were written before it."""
+"""The mirror becomes equal to its source, and lines arrive before the journal entry that follows them."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class Mirroring(RuleBasedStateMachine):
     def begin(self) -> None:
         self.restart()
 
-    # -- what happens there ----------------------------------------------------------------------------------
+    # -- events at the source ---------------------------------------------------------------------------------
 
     @rule(path=GROWING, lines=LINES, torn=st.sampled_from([b"", b"half a li"]))
     def append(self, path: str, lines: list[bytes], torn: bytes) -> None:
@@ -74,7 +73,7 @@ class Mirroring(RuleBasedStateMachine):
 
     @rule()
     def no_room_for_an_entry(self) -> None:
-        """The launcher writes a part of it and takes it back."""
+        """The launcher writes a part of an entry and truncates it."""
         size = (self.source / layout.JOURNAL).stat().st_size if (self.source / layout.JOURNAL).exists() else 0
         with (self.source / layout.JOURNAL).open("ab") as file:
             file.write(b'{"never')
@@ -97,11 +96,11 @@ class Mirroring(RuleBasedStateMachine):
         (self.source / path).write_bytes(b"new\n" + b"".join(content))
         self.disturbed.add(path)
 
-    # -- what happens here -----------------------------------------------------------------------------------
+    # -- events at the mirror ---------------------------------------------------------------------------------
 
     @rule()
     def restart(self) -> None:
-        """The server was killed, whatever it was at."""
+        """The server was killed at any moment."""
         self.mirror = Mirror(self.home / "mirror", source="pod", boot_id="boot")
         self.near = LocalTaskDir(str(self.mirror.root))
         self.answers.clear()
@@ -109,7 +108,7 @@ class Mirroring(RuleBasedStateMachine):
 
     @rule()
     def ask_once(self) -> None:
-        """An answer that is on its way for a while."""
+        """An answer that arrives later."""
         self.answers.append(self._answer(None, final=False))
 
     @precondition(lambda self: self.answers)
@@ -138,7 +137,7 @@ class Mirroring(RuleBasedStateMachine):
             raise AssertionError("it never ends")
         assert self._files(self.mirror.root) == self._files(self.source)
 
-    # -- what must hold --------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     @invariant()
     def lines_come_before_entries(self) -> None:
@@ -159,7 +158,7 @@ class Mirroring(RuleBasedStateMachine):
         return header, bytes(data)
 
     def _files(self, root: Path) -> dict[str, bytes]:
-        """Empty files are not worth a message."""
+        """Empty files are not sent."""
         found = {}
         for path in [
             *courier_protocol.GROWING,

@@ -1,4 +1,4 @@
-"""The cache: what it knows, how it finds out, and when it says that it does not know."""
+"""The cache of a cluster: its content, how it is updated, and when it reports that it is stale."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def told(reader: informer.Changes, count: int) -> list[tuple[str, bool]]:
     return found
 
 
-def test_it_lists_then_follows(tmp_path: Path, ca: trustme.CA) -> None:
+def test_it_lists_then_watches(tmp_path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         async with mirrored(tmp_path, ca) as (api, made, kube):
             api.page = 2
@@ -113,8 +113,8 @@ def test_several_kinds_namespaces_and_labels(tmp_path: Path, ca: trustme.CA) -> 
     asyncio.run(story())
 
 
-def test_what_vanished_while_nobody_looked_is_told(tmp_path: Path, ca: trustme.CA) -> None:
-    """The API server goes away, forgets its history, and comes back with another world."""
+def test_objects_removed_during_an_outage_are_reported(tmp_path: Path, ca: trustme.CA) -> None:
+    """The API server is down, loses its history, and comes back with other objects."""
 
     async def story() -> None:
         async with mirrored(tmp_path, ca) as (api, made, kube):
@@ -147,7 +147,7 @@ def test_what_vanished_while_nobody_looked_is_told(tmp_path: Path, ca: trustme.C
     asyncio.run(story())
 
 
-def test_a_watch_goes_on_where_it_was_after_a_lost_connection(tmp_path: Path, ca: trustme.CA) -> None:
+def test_a_watch_continues_after_a_lost_connection(tmp_path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         async with mirrored(tmp_path, ca) as (api, made, kube):
             made.start()
@@ -176,7 +176,7 @@ def test_history_that_is_compacted_under_a_watch_is_listed_again(tmp_path: Path,
     asyncio.run(story())
 
 
-def test_silence_is_said_and_never_read_as_an_empty_cluster(tmp_path: Path, ca: trustme.CA) -> None:
+def test_silence_is_reported_and_never_read_as_an_empty_cluster(tmp_path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         async with mirrored(tmp_path, ca, max_silence=2.0) as (api, made, _):
             api.put("pods", "a")
@@ -211,7 +211,7 @@ def test_a_quiet_cluster_stays_fresh(tmp_path: Path, ca: trustme.CA) -> None:
     asyncio.run(story())
 
 
-def test_behind_something_that_swallows_watches_it_polls(tmp_path: Path, ca: trustme.CA) -> None:
+def test_behind_a_proxy_that_drops_watches_it_polls(tmp_path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         async with mirrored(tmp_path, ca, max_silence=3.0) as (api, made, kube):
             api.deaf = True
@@ -236,7 +236,9 @@ def test_a_server_that_never_answers_is_unavailable(tmp_path: Path, ca: trustme.
     asyncio.run(story())
 
 
-def test_what_is_forbidden_says_so(tmp_path: Path, ca: trustme.CA, caplog: pytest.LogCaptureFixture) -> None:
+def test_forbidden_kinds_are_reported(
+    tmp_path: Path, ca: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story() -> None:
         async with mirrored(tmp_path, ca) as (api, made, _):
             for _ in range(50):

@@ -1,10 +1,9 @@
-"""Requests: objects, errors, tries, timeouts, connections."""
+"""Requests to the API server: objects, errors, retries, timeouts, connections."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from aiohttp import web
 from stoker import __version__
 from stoker.engine.kubernetes.api import Kind, Kube, KubeConfig, KubeError, KubeUnavailable, kinds
 from stoker.errors import EngineError, EngineUnavailable, TooLarge
-from support.kubernetes.kubeapi import Api, kubeconfig, status
+from support.kubernetes.kubeapi import Api, kubeconfig, status, talking
 from support.waiting import wait_async
 
 
@@ -25,21 +24,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "config"
 
 
-@contextlib.asynccontextmanager
-async def talking(path: Path, ca: trustme.CA, **options: Any) -> AsyncIterator[tuple[Api, Kube]]:
-    api = Api(ca)
-    await api.start()
-    kube = Kube.from_config(KubeConfig.load(kubeconfig(path, api.url, ca)), **options)
-    try:
-        yield api, kube
-    finally:
-        await kube.close()
-        await api.stop()
-
-
 def test_objects_are_created_read_changed_and_deleted(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             made = await kube.create(kinds.PODS, {"metadata": {"name": "a"}, "spec": {"x": 1}})
             assert (made["metadata"]["namespace"], made["spec"]) == ("default", {"x": 1})
             with pytest.raises(KubeError) as taken:
@@ -65,7 +52,7 @@ def test_objects_are_created_read_changed_and_deleted(path: Path, ca: trustme.CA
 
 def test_calls_are_counted_by_verb_and_kind_and_share_connections(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             api.page = 2
             for number in range(5):
                 await kube.create(kinds.PODS, {"metadata": {"name": f"p{number}"}})
@@ -86,9 +73,9 @@ def test_calls_are_counted_by_verb_and_kind_and_share_connections(path: Path, ca
     asyncio.run(story())
 
 
-def test_a_list_whose_moment_is_gone_between_pages_begins_again(path: Path, ca: trustme.CA) -> None:
+def test_a_list_with_an_expired_page_token_begins_again(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             api.page = 2
             for number in range(5):
                 api.put("pods", f"p{number}")
@@ -134,9 +121,9 @@ def answers(*statuses: int, **headers: str) -> list[Any]:
     ]
 
 
-def test_reading_is_tried_again_while_the_server_is_in_trouble(path: Path, ca: trustme.CA) -> None:
+def test_reads_are_retried_while_the_server_has_errors(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             api.put("pods", "a")
             api.scripts += answers(503, 500)
             await kube.get(kinds.PODS, "a")
@@ -153,7 +140,7 @@ def test_reading_is_tried_again_while_the_server_is_in_trouble(path: Path, ca: t
 
 def test_a_write_is_sent_again_only_when_the_server_asks_for_it(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             api.scripts += answers(500)
             with pytest.raises(KubeUnavailable):
                 await kube.create(kinds.PODS, {"metadata": {"name": "a"}})
@@ -171,7 +158,7 @@ def test_a_write_is_sent_again_only_when_the_server_asks_for_it(path: Path, ca: 
 
 def test_a_write_whose_connection_breaks_is_not_sent_again(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             await kube.version()
 
             def cut(request: web.Request) -> web.Response:
@@ -191,7 +178,7 @@ def test_a_write_whose_connection_breaks_is_not_sent_again(path: Path, ca: trust
 
 def test_redirects_are_not_followed(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             api.scripts.append(lambda _: web.Response(status=302, headers={"Location": "/version"}))
             answer = await kube.request("GET", "/x")
             assert (answer.status, answer.headers["location"], len(api.seen)) == (302, "/version", 1)
@@ -203,7 +190,7 @@ def test_no_answer_is_unavailable_after_the_timeout_and_cancelling_is_prompt(
     path: Path, ca: trustme.CA
 ) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             api.silent = True
             with pytest.raises(KubeUnavailable, match=r"no answer from https://.* within 0\.2 s"):
                 await kube.get(kinds.PODS, "a", timeout=0.2)
@@ -218,9 +205,9 @@ def test_no_answer_is_unavailable_after_the_timeout_and_cancelling_is_prompt(
     asyncio.run(story())
 
 
-def test_no_server_is_unavailable_and_says_where(path: Path, ca: trustme.CA) -> None:
+def test_no_server_is_unavailable_with_its_address(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             await api.stop()
             with pytest.raises(KubeUnavailable, match=f"no connection to {api.url}") as failed:
                 await kube.get(kinds.PODS, "a")
@@ -229,9 +216,9 @@ def test_no_server_is_unavailable_and_says_where(path: Path, ca: trustme.CA) -> 
     asyncio.run(story())
 
 
-def test_what_is_not_json_is_unavailable(path: Path, ca: trustme.CA) -> None:
+def test_an_answer_without_json_is_unavailable(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             api.scripts.append(lambda _: web.Response(text='{"items": [{"metadata": {"na'))
             with pytest.raises(KubeUnavailable, match="not JSON"):
                 await kube.list(kinds.PODS)
@@ -244,7 +231,7 @@ def test_what_is_not_json_is_unavailable(path: Path, ca: trustme.CA) -> None:
 
 def test_bodies_go_through_unchanged_up_to_a_limit(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (_api, kube):
+        async with talking(path, Api(ca)) as (_api, kube):
             body = bytes(range(256)) * 32768
             proxy = "/api/v1/namespaces/default/pods/https:a:1/proxy/v1/blob"
             answer = await kube.request("POST", proxy, body=body, headers={"X": "y"})
@@ -257,7 +244,7 @@ def test_bodies_go_through_unchanged_up_to_a_limit(path: Path, ca: trustme.CA) -
 
 def test_requests_under_way_are_limited_but_not_those_that_last(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca, concurrency=3) as (api, kube):
+        async with talking(path, Api(ca), concurrency=3) as (api, kube):
             api.silent = True
             short = [asyncio.create_task(kube.get(kinds.PODS, "a")) for _ in range(10)]
             long = [asyncio.create_task(kube.request("GET", "/x")) for _ in range(10)]
@@ -273,7 +260,7 @@ def test_requests_under_way_are_limited_but_not_those_that_last(path: Path, ca: 
 
 def test_watching(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             api.put("pods", "a", metadata={"labels": {"x": "1"}})
             begin = str(api.version)
             api.put("pods", "b", metadata={"labels": {"x": "2"}})
@@ -287,9 +274,9 @@ def test_watching(path: Path, ca: trustme.CA) -> None:
     asyncio.run(story())
 
 
-def test_a_watch_of_what_is_forgotten_says_expired_at_once_or_later(path: Path, ca: trustme.CA) -> None:
+def test_a_watch_of_compacted_history_has_expired_at_once_or_later(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             begin = str(api.version)
             api.compact()
             with pytest.raises(KubeError) as at_once:
@@ -306,9 +293,9 @@ def test_a_watch_of_what_is_forgotten_says_expired_at_once_or_later(path: Path, 
     asyncio.run(story())
 
 
-def test_a_deaf_watch_and_a_broken_event_are_unavailable(path: Path, ca: trustme.CA) -> None:
+def test_a_silent_watch_and_a_broken_event_are_unavailable(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             api.deaf = True
             with pytest.raises(KubeUnavailable, match="sends nothing"):
                 await anext(kube.watch(kinds.PODS, timeout=0.4))
@@ -321,7 +308,7 @@ def test_a_deaf_watch_and_a_broken_event_are_unavailable(path: Path, ca: trustme
 
 def test_a_closed_or_cancelled_watch_leaves_nothing(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             watch = kube.watch(kinds.PODS, resource_version=str(api.version))
             api.put("pods", "a")
             await anext(watch)
@@ -340,7 +327,7 @@ def test_a_closed_or_cancelled_watch_leaves_nothing(path: Path, ca: trustme.CA) 
 
 
 class Relay:
-    """Between client and server, until it stands still with everything open."""
+    """A relay between client and server, which stops with all connections open."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -419,7 +406,7 @@ def test_connections_to_a_dead_server_are_gone_after_closing(path: Path, ca: tru
 
 def test_logs_come_in_pieces_and_are_followed(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             whole = b"".join([piece async for piece in kube.logs("default", "a", "main", tail=3)])
             assert whole == b"line 0\nline 1\nline 2\n"
             assert api.seen[-1].query == {"container": "main", "tailLines": "3"}
@@ -433,10 +420,10 @@ def test_logs_come_in_pieces_and_are_followed(path: Path, ca: trustme.CA) -> Non
 
 
 def test_an_odd_event_stream(path: Path, ca: trustme.CA) -> None:
-    """Lines cut anywhere, and several in one piece."""
+    """Lines are cut anywhere, and several arrive in one piece."""
 
     async def story() -> None:
-        async with talking(path, ca) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             lines = b"".join(
                 b'{"type":"ADDED","object":{"metadata":{"name":"p%d","resourceVersion":"1"}}}\n' % number
                 for number in range(50)

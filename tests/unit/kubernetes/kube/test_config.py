@@ -1,4 +1,4 @@
-"""Kubeconfig files: which one counts, and what is wrong with it."""
+"""Kubeconfig files: which one counts, and how mistakes in it are reported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_everything_in_one_file(tmp_path: Path) -> None:
     assert "t0p" not in repr(config) and "secret" not in repr(config)
 
 
-def test_the_first_of_several_files_to_name_something_has_it_whole(tmp_path: Path) -> None:
+def test_of_several_files_the_first_with_an_entry_counts(tmp_path: Path) -> None:
     first = write(
         tmp_path / "one",
         contexts=[entry("context", "c", cluster="k", user="u")],
@@ -159,7 +159,7 @@ def test_a_plugin(tmp_path: Path) -> None:
         ({}, {"insecure-skip-tls-verify": "yes"}, "neither true nor false"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_file(
+def test_mistakes_are_reported_with_their_file(
     tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], problem: str
 ) -> None:
     path = whole(tmp_path / "config", user, **cluster)
@@ -182,7 +182,7 @@ def test_unknown_names_come_with_the_known_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["a: [b", "token: !!python/object:os.system x", "- just\n- a list", "\x00"]
 )
-def test_what_is_no_kubeconfig_is_refused_without_quoting_it(tmp_path: Path, content: str) -> None:
+def test_other_files_are_refused_without_quoting_them(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config"
     path.write_text(f"{content}\n# s3cret")
     with pytest.raises(SpecError, match=r"not YAML|not a mapping") as wrong:

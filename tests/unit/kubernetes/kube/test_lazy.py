@@ -16,5 +16,5 @@ def test_the_http_library_is_loaded_with_the_first_client_and_not_before() -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert [name for name in kube.__all__ if not hasattr(kube, name)] == []

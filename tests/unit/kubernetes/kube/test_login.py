@@ -1,16 +1,14 @@
-"""Credentials that change while we run: tokens, files, certificates, plugins."""
+"""Credentials that change at run time: tokens, files, certificates, plugins."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,8 @@ import pytest
 import trustme
 
 from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeUnavailable, credentials, exec_plugin, kinds
-from support.kubernetes.kubeapi import Api, kubeconfig
+from support.kubernetes.kubeapi import Api, kubeconfig, talking
+from support.processes import alive
 from support.waiting import wait_async
 
 
@@ -28,22 +27,11 @@ def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "CHECK_SECONDS", 0.0)
 
 
-@contextlib.asynccontextmanager
-async def talking(path: Path, api: Api, user: Mapping[str, Any], **cluster: Any) -> AsyncIterator[Kube]:
-    await api.start()
-    kube = Kube.from_config(KubeConfig.load(kubeconfig(path, api.url, api.ca, user, **cluster)))
-    try:
-        yield kube
-    finally:
-        await kube.close()
-        await api.stop()
-
-
 def test_a_token_and_a_password(tmp_path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         for user, accepted in (({"token": "t"}, "t"), ({"username": "me", "password": "pw"}, "me:pw")):
             api = Api(ca, tokens={accepted})
-            async with talking(tmp_path / "config", api, user) as kube:
+            async with talking(tmp_path / "config", api, user) as (_, kube):
                 await kube.version()
 
     asyncio.run(story())
@@ -52,7 +40,7 @@ def test_a_token_and_a_password(tmp_path: Path, ca: trustme.CA) -> None:
 def test_refused_credentials_are_unavailable_and_not_shown(tmp_path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         api = Api(ca, tokens={"other"})
-        async with talking(tmp_path / "config", api, {"token": "hunter2"}) as kube:
+        async with talking(tmp_path / "config", api, {"token": "hunter2"}) as (_, kube):
             with pytest.raises(KubeUnavailable, match="does not accept the credentials") as refused:
                 await kube.get(kinds.PODS, "a")
             assert refused.value.status == 401
@@ -67,7 +55,7 @@ def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path, ca: trustme.
         file = tmp_path / "token"
         file.write_text("one\n")
         api = Api(ca, tokens={"one"})
-        async with talking(tmp_path / "config", api, {"tokenFile": "token", "token": "stale"}) as kube:
+        async with talking(tmp_path / "config", api, {"tokenFile": "token", "token": "stale"}) as (_, kube):
             await kube.version()
             replace(file, "two")
             api.tokens = {"two"}
@@ -81,7 +69,7 @@ def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path, ca: trustme.
     asyncio.run(story())
 
 
-def test_a_refused_token_is_looked_up_again_in_its_file_and_in_the_kubeconfig(
+def test_a_refused_token_is_read_again_from_its_file_and_the_kubeconfig(
     tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(credentials, "CHECK_SECONDS", 3600.0)
@@ -90,7 +78,7 @@ def test_a_refused_token_is_looked_up_again_in_its_file_and_in_the_kubeconfig(
         file = tmp_path / "token"
         file.write_text("one")
         api = Api(ca, tokens={"one"})
-        async with talking(tmp_path / "config", api, {"tokenFile": "token"}) as kube:
+        async with talking(tmp_path / "config", api, {"tokenFile": "token"}) as (_, kube):
             await kube.version()
             file.write_text("two")
             api.tokens = {"two"}
@@ -105,7 +93,7 @@ def test_a_refused_token_is_looked_up_again_in_its_file_and_in_the_kubeconfig(
 
 def test_a_missing_token_file_is_named(tmp_path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
-        async with talking(tmp_path / "config", Api(ca), {"tokenFile": "gone"}) as kube:
+        async with talking(tmp_path / "config", Api(ca), {"tokenFile": "gone"}) as (_, kube):
             with pytest.raises(KubeUnavailable, match=r"no credentials in .*/gone: No such file"):
                 await kube.version()
 
@@ -133,7 +121,7 @@ def test_client_certificates_inline_and_from_files_that_change(tmp_path: Path, c
             "client-key-data": base64.b64encode(key).decode(),
         }
         api = Api(ca, certificates={"alice"})
-        async with talking(tmp_path / "config", api, inline) as kube:
+        async with talking(tmp_path / "config", api, inline) as (_, kube):
             await kube.version()
             assert [seen.certificate for seen in api.seen] == ["alice"]
 
@@ -142,11 +130,11 @@ def test_client_certificates_inline_and_from_files_that_change(tmp_path: Path, c
         api = Api(ca, certificates={"alice"})
         async with talking(
             tmp_path / "config", api, {"client-certificate": "c.pem", "client-key": "k.pem"}
-        ) as kube:
+        ) as (_, kube):
             await kube.version()
             cert, key = pair(ca, "bob")
             replace(tmp_path / "c.pem", cert)
-            await kube.version()  # certificate and key do not fit each other yet
+            await kube.version()  # certificate and key do not match yet
             replace(tmp_path / "k.pem", key)
             api.certificates = {"bob"}
             await kube.version()
@@ -157,7 +145,7 @@ def test_client_certificates_inline_and_from_files_that_change(tmp_path: Path, c
     asyncio.run(story())
 
 
-def test_a_locked_key_is_refused_without_asking_a_terminal(tmp_path: Path, ca: trustme.CA) -> None:
+def test_an_encrypted_key_is_refused_without_a_prompt(tmp_path: Path, ca: trustme.CA) -> None:
     from cryptography.hazmat.primitives import serialization
 
     async def story() -> None:
@@ -171,7 +159,7 @@ def test_a_locked_key_is_refused_without_asking_a_terminal(tmp_path: Path, ca: t
         (tmp_path / "c.pem").write_bytes(cert)
         (tmp_path / "k.pem").write_bytes(locked)
         user = {"client-certificate": "c.pem", "client-key": "k.pem"}
-        async with talking(tmp_path / "config", Api(ca), user) as kube:
+        async with talking(tmp_path / "config", Api(ca), user) as (_, kube):
             with pytest.raises(KubeUnavailable, match="cannot be used"):
                 await kube.version()
 
@@ -203,14 +191,20 @@ def test_the_name_in_the_certificate_is_checked(
 ) -> None:
     async def story() -> None:
         api = Api(ca, name="inner.test")
-        async with talking(tmp_path / "config", api, {}, **{"tls-server-name": "inner.test"}) as kube:
+        async with talking(tmp_path / "config", api, {}, cluster={"tls-server-name": "inner.test"}) as (
+            _,
+            kube,
+        ):
             await kube.version()
             assert api.seen[0].sni == "inner.test"
-        async with talking(tmp_path / "config", api, {}, **{"tls-server-name": "other.test"}) as kube:
+        async with talking(tmp_path / "config", api, {}, cluster={"tls-server-name": "other.test"}) as (
+            _,
+            kube,
+        ):
             with pytest.raises(KubeUnavailable, match=r"not trusted: .*other\.test"):
                 await kube.version()
         insecure = {"tls-server-name": "other.test", "insecure-skip-tls-verify": True}
-        async with talking(tmp_path / "config", api, {}, **insecure) as kube:
+        async with talking(tmp_path / "config", api, {}, cluster=insecure) as (_, kube):
             with caplog.at_level(logging.WARNING):
                 await kube.version()
 
@@ -232,7 +226,7 @@ exec((here / "body").read_text())
 
 
 class Program:
-    """A plugin whose behaviour the test may change; `count` says which run it is."""
+    """A plugin with a behaviour that the test may change; `count` is the number of the call."""
 
     def __init__(self, directory: Path, body: str) -> None:
         self.directory = directory
@@ -275,12 +269,12 @@ def expiring(seconds: float) -> str:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_a_plugin_is_run_once_and_told_what_it_may_know(tmp_path: Path, ca: trustme.CA, version: str) -> None:
+def test_a_plugin_is_run_once_with_the_documented_input(tmp_path: Path, ca: trustme.CA, version: str) -> None:
     async def story() -> None:
         program = Program(tmp_path, prints(version, token="token-COUNT", expirationTimestamp=expiring(3600)))
         api = Api(ca, tokens={"token-0"})
         user = program.user(version, provideClusterInfo=True)
-        async with talking(tmp_path / "config", api, user) as kube:
+        async with talking(tmp_path / "config", api, user) as (_, kube):
             await asyncio.gather(*(kube.version() for _ in range(20)))
         assert program.runs == 1
         told = json.loads((tmp_path / "run-0").read_text())
@@ -296,7 +290,7 @@ def test_a_plugin_is_run_again_before_its_token_expires(tmp_path: Path, ca: trus
     async def story() -> None:
         program = Program(tmp_path, prints(token="token-COUNT", expirationTimestamp=expiring(3)))
         api = Api(ca, tokens={"token-0"})
-        async with talking(tmp_path / "config", api, program.user()) as kube:
+        async with talking(tmp_path / "config", api, program.user()) as (_, kube):
             await kube.version()
             program.body(prints(token="token-COUNT", expirationTimestamp=expiring(3600)))
             api.tokens = {"token-0", "token-1"}
@@ -314,7 +308,7 @@ def test_a_plugin_is_run_again_when_its_token_is_refused(tmp_path: Path, ca: tru
     async def story() -> None:
         program = Program(tmp_path, prints(token="token-COUNT"))
         api = Api(ca, tokens={"token-0"})
-        async with talking(tmp_path / "config", api, program.user()) as kube:
+        async with talking(tmp_path / "config", api, program.user()) as (_, kube):
             await kube.version()
             api.tokens = {"token-1"}
             await asyncio.gather(
@@ -337,7 +331,7 @@ def test_a_plugin_may_give_a_client_certificate(tmp_path: Path, ca: trustme.CA) 
             tmp_path, prints(clientCertificateData=cert.decode(), clientKeyData=key.decode(), token="t")
         )
         api = Api(ca, certificates={"carol"})
-        async with talking(tmp_path / "config", api, program.user()) as kube:
+        async with talking(tmp_path / "config", api, program.user()) as (_, kube):
             await kube.version()
             assert (api.seen[0].certificate, api.seen[0].headers["Authorization"]) == ("carol", "Bearer t")
             cert, key = pair(ca, "dave")
@@ -367,7 +361,7 @@ def test_a_plugin_that_fails_is_quoted_with_its_hint(
     async def story() -> None:
         program = Program(tmp_path, body)
         api = Api(ca, tokens=set())
-        async with talking(tmp_path / "config", api, program.user()) as kube:
+        async with talking(tmp_path / "config", api, program.user()) as (_, kube):
             with pytest.raises(KubeUnavailable, match=problem) as failed:
                 await kube.version()
             assert failed.value.hint == "get it at the shop"
@@ -383,7 +377,7 @@ def test_a_plugin_that_fails_is_quoted_with_its_hint(
 def test_a_missing_plugin_shows_how_to_install_it(tmp_path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         user = Program(tmp_path, "").user(command="no-such-plugin")
-        async with talking(tmp_path / "config", Api(ca), user) as kube:
+        async with talking(tmp_path / "config", Api(ca), user) as (_, kube):
             with pytest.raises(KubeUnavailable, match="`no-such-plugin`: No such file") as failed:
                 await kube.version()
             assert failed.value.hint == "get it at the shop"
@@ -406,19 +400,12 @@ def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path, ca: t
         with pytest.raises(KubeUnavailable, match="did not end within 3 s"):
             await hanging.identity()
         child = int((tmp_path / "child").read_text())
-        await wait_async(lambda: ended(child))
+        await wait_async(lambda: not alive(child))
 
     asyncio.run(story())
 
 
-def ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def test_credentials_that_cannot_be_renewed_count_until_they_expire(
+def test_credentials_that_cannot_be_renewed_are_used_until_they_expire(
     tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
@@ -444,7 +431,7 @@ def test_closing_ends_a_plugin_that_runs_and_a_cancelled_caller_does_not(
 ) -> None:
     async def story() -> None:
         program = Program(tmp_path, "(here / 'pid').write_text(str(os.getpid()))\ntime.sleep(3600)")
-        async with talking(tmp_path / "config", Api(ca), program.user()) as kube:
+        async with talking(tmp_path / "config", Api(ca), program.user()) as (_, kube):
             asking = [asyncio.create_task(kube.version()) for _ in range(2)]
             await wait_async(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
             asking[0].cancel()
@@ -454,7 +441,7 @@ def test_closing_ends_a_plugin_that_runs_and_a_cancelled_caller_does_not(
             os.kill(pid, 0)
             assert program.runs == 1
             await kube.close()
-            assert ended(pid)
+            assert not alive(pid)
             with pytest.raises(KubeUnavailable, match="closed"):
                 await asking[1]
             with pytest.raises(KubeUnavailable, match="closed"):

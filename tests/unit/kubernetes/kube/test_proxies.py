@@ -38,7 +38,7 @@ from support.kubernetes.kubeapi import Api, kubeconfig
         ("::1", 443, "", True),
     ],
 )
-def test_what_goes_around_the_proxy(host: str, port: int, no_proxy: str, expected: bool) -> None:
+def test_hosts_without_the_proxy(host: str, port: int, no_proxy: str, expected: bool) -> None:
     assert excluded(host, port, no_proxy) is expected
 
 
@@ -55,7 +55,7 @@ def test_which_proxy() -> None:
 
 
 class Proxy:
-    """CONNECT with a password, and nothing else. Every name leads to this machine."""
+    """A proxy for CONNECT with a password. Every name leads to this machine."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -147,7 +147,7 @@ def test_the_environment_is_followed(tmp_path: Path, ca: trustme.CA, monkeypatch
     async def story() -> None:
         async with proxied(ca) as (api, proxy):
             monkeypatch.setenv("HTTPS_PROXY", f"me:pw@127.0.0.1:{proxy.port}")
-            # This name is proxied, loopback never is.
+            # This name goes through the proxy; loopback never does.
             where = f"https://cluster.test:{api.port}"
             path = kubeconfig(tmp_path / "config", where, ca, **{"tls-server-name": "localhost"})
             kube = Kube.from_config(KubeConfig.load(path))

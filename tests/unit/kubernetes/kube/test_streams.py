@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 
-from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeError, KubeUnavailable
+from stoker.engine.kubernetes.api import KubeError, KubeUnavailable
 from stoker.errors import TooLarge
-from support.kubernetes.kubeapi import Api, kubeconfig, status
+from support.kubernetes.kubeapi import Api, kubeconfig, status, talking
 from support.waiting import wait_async
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -22,28 +22,16 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Both event loops: a server of ours runs on uvloop."""
+    """Both event loops: the server uses uvloop."""
     if request.param == "asyncio":
         return asyncio.run
     uvloop = pytest.importorskip("uvloop")
     return uvloop.run  # type: ignore[no-any-return]
 
 
-@contextlib.asynccontextmanager
-async def talking(tmp_path: Path, ca: trustme.CA) -> AsyncIterator[tuple[Api, Kube]]:
-    api = Api(ca, tokens={"t"})
-    await api.start()
-    kube = Kube.from_config(KubeConfig.load(kubeconfig(tmp_path / "config", api.url, ca, {"token": "t"})))
-    try:
-        yield api, kube
-    finally:
-        await kube.close()
-        await api.stop()
-
-
 def test_a_command_runs_to_its_end(tmp_path: Path, ca: trustme.CA, run: Run) -> None:
     async def story() -> None:
-        async with talking(tmp_path, ca) as (_, kube):
+        async with talking(tmp_path / "config", Api(ca, tokens={"t"}), {"token": "t"}) as (_, kube):
             ended = await kube.exec("ns", "pod", "main", ["sh", "-c", "echo out; echo err >&2; exit 7"])
             assert (ended.code, ended.stdout, ended.stderr) == (7, b"out\n", b"err\n")
             ended = await kube.exec("ns", "pod", "main", ["echo", "a b", "ü&c=d"])
@@ -61,9 +49,11 @@ def test_a_command_runs_to_its_end(tmp_path: Path, ca: trustme.CA, run: Run) -> 
     run(story())
 
 
-def test_a_refused_upgrade_says_why_and_renews_credentials(tmp_path: Path, ca: trustme.CA, run: Run) -> None:
+def test_a_refused_upgrade_has_a_reason_and_renews_credentials(
+    tmp_path: Path, ca: trustme.CA, run: Run
+) -> None:
     async def story() -> None:
-        async with talking(tmp_path, ca) as (api, kube):
+        async with talking(tmp_path / "config", Api(ca, tokens={"t"}), {"token": "t"}) as (api, kube):
             api.scripts.append(lambda _: status(400, "BadRequest", "container x is not valid for pod"))
             with pytest.raises(KubeError, match="container x is not valid for pod") as refused:
                 await kube.exec("ns", "pod", "x", ["true"])
@@ -107,7 +97,7 @@ def test_bytes_go_both_ways_with_and_without_tls(tmp_path: Path, ca: trustme.CA,
         echo = Echo()
         server = await asyncio.start_server(echo.serve, "127.0.0.1", 0, ssl=theirs if tls else None)
         port = server.sockets[0].getsockname()[1]
-        async with talking(tmp_path, ca) as (_, kube):
+        async with talking(tmp_path / "config", Api(ca, tokens={"t"}), {"token": "t"}) as (_, kube):
             reader, writer = await kube.forward(
                 "ns", "pod", port, ssl=ours if tls else None, server_hostname="courier.test"
             )
@@ -131,9 +121,9 @@ def test_bytes_go_both_ways_with_and_without_tls(tmp_path: Path, ca: trustme.CA,
     run(story())
 
 
-def test_a_port_where_nobody_listens_ends_at_once(tmp_path: Path, ca: trustme.CA, run: Run) -> None:
+def test_a_closed_port_ends_at_once(tmp_path: Path, ca: trustme.CA, run: Run) -> None:
     async def story() -> None:
-        async with talking(tmp_path, ca) as (_, kube):
+        async with talking(tmp_path / "config", Api(ca, tokens={"t"}), {"token": "t"}) as (_, kube):
             reader, writer = await kube.forward("ns", "pod", 1)
             async with asyncio.timeout(60):
                 assert await reader.read() == b""

@@ -1,4 +1,4 @@
-"""Runs as manifests, and back: the same job."""
+"""Runs as manifests and back: the same job."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ROUND_TRIPS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "tree"), ROUND_TRIPS)
-def test_read_back_it_is_the_same_job(kind: str, tree: dict[str, Any]) -> None:
+def test_the_job_is_the_same_when_read_back(kind: str, tree: dict[str, Any]) -> None:
     job = Job.from_json(tree)
     found = export(Source(job, "unused:1"), kind)
     assert found.left_out == ()
@@ -77,14 +77,14 @@ def test_read_back_it_is_the_same_job(kind: str, tree: dict[str, Any]) -> None:
     assert not reading.of(Level.IGNORED), reading.of(Level.IGNORED)
     back = reading.translations[0].job
     theirs, ours = _plain(back), _plain(job)
-    if kind == "mpijob":  # what workers would run by themselves is nothing an MPIJob can say
+    if kind == "mpijob":  # an MPIJob cannot have commands of its workers
         for one in (theirs, ours):
             del one["worker"][-1]["run"]
     assert theirs == ours
 
 
 def _plain(job: Job) -> dict[str, Any]:
-    """A role that says what the job says anyway, and one that does not, are the same."""
+    """A role with only the keys of the job equals a role without keys."""
     from stoker.spec.roles import parts
 
     return {
@@ -124,7 +124,7 @@ def test_a_job_as_a_whole() -> None:
     }
 
 
-def test_what_it_has_no_word_for_is_said() -> None:
+def test_keys_without_an_equivalent_are_noted() -> None:
     job = Job.from_json({"run": "x", "image": "i", "checkpoint": {"keep": 9}, "setup": "make", "hang": {}})
     assert export(Source(job, ""), "job").left_out == ("setup", "hang", "checkpoint")
 
@@ -142,7 +142,7 @@ def test_what_it_has_no_word_for_is_said() -> None:
         ({"run": "x", "mounts": {"/a": "/home/ada"}}, "job", "a folder of one machine"),
     ],
 )
-def test_what_cannot_be_said_as_such_is_refused(tree: dict[str, Any], kind: str, message: str) -> None:
+def test_jobs_without_an_equivalent_are_refused(tree: dict[str, Any], kind: str, message: str) -> None:
     with pytest.raises(Refused, match=message):
         export(Source(Job.from_json({"image": "i", **tree}), "i"), kind)
 

@@ -1,4 +1,4 @@
-"""Manifests in the shape that people have, each as a whole: which job it becomes, and what is said about it."""
+"""Manifests as users have them, each compared as a whole: its job, and its notes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support import manifests
 from support.manifests import FILES
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_files() -> None:
     assert len(FILES) >= 25
     assert {path.name for path in (manifests.HERE / "expected").iterdir()} == {
         f"{path.name}.json" for path in FILES
@@ -27,7 +27,7 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_what_becomes_of_it(path: Path) -> None:
+def test_the_job_of_each_file(path: Path) -> None:
     assert is_foreign(path.read_bytes())
     wanted = manifests.expected(path)
     for name, target in manifests.TARGETS.items():
@@ -35,21 +35,21 @@ def test_what_becomes_of_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_the_job_file_that_is_printed_says_the_same(path: Path) -> None:
+def test_the_printed_job_file_is_the_same_job(path: Path) -> None:
     reading = translate(path.read_bytes(), source=path.name, target=Target(cluster=True))
     for one in reading.translations:
         assert parse_job(to_yaml([job_tree(one.job)])) == one.job
 
 
 def _as_json(path: Path) -> str | None:
-    """None: JSON cannot say it. It holds one document, and has neither octal numbers nor YAML's text `1e-3`."""
+    """None where JSON has no equivalent: several documents, octal numbers, or the YAML text `1e-3`."""
     text = path.read_text()
     trees = [tree for tree in yaml.safe_load_all(text) if tree]
     return None if len(trees) != 1 or "0755" in text or "1e-3" in text else json.dumps(trees[0])
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if _as_json(path)], ids=lambda path: path.name)
-def test_json_says_the_same_as_yaml(path: Path) -> None:
+def test_json_and_yaml_give_the_same_job(path: Path) -> None:
     target = Target(cluster=True)
     ours = translate(path.read_bytes(), source="x", target=target)
     theirs = translate((_as_json(path) or "").encode(), source="x", target=target)
@@ -71,8 +71,8 @@ def _mappings(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_no_key_is_passed_over_wherever_it_stands(path: Path) -> None:
-    """A key that nobody has heard of is put into every mapping in turn: it is noted, refused, or goes along."""
+def test_no_unknown_key_is_ignored(path: Path) -> None:
+    """An unknown key is put into every mapping in turn: it is noted, refused, or kept."""
     trees = [tree for tree in yaml.safe_load_all(path.read_text()) if tree]
     for number, tree in enumerate(trees):
         if tree["kind"] in ("ConfigMap",):
@@ -103,7 +103,7 @@ def _is_accounted_for(text: str, target: Target) -> bool:
 
 
 def _holds(text: str, path: str) -> bool:
-    """A note about something as a whole is about all that is in it."""
+    """A note about a mapping covers all of its keys."""
     import re
 
     for tree in yaml.safe_load_all(text):

@@ -1,4 +1,4 @@
-"""The silliest mistakes of a newcomer, and what each is told; and what an attacker would write."""
+"""Common mistakes of new users with the message for each, and manifests of an attacker."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ MISTAKES: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("text", "message", "hint"), MISTAKES, ids=range(len(MISTAKES)))
-def test_mistakes_are_told_by_line_and_fix(text: str, message: str, hint: str) -> None:
+def test_mistakes_are_reported_with_line_and_fix(text: str, message: str, hint: str) -> None:
     assert is_foreign(text.encode())
     for target in (HERE, THERE):
         with pytest.raises(SpecError) as caught:
@@ -127,7 +127,7 @@ def test_mistakes_are_told_by_line_and_fix(text: str, message: str, hint: str) -
         assert hint in (caught.value.hint or "")
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     text = (
         JOB
         + "spec: {parallelism: x, template: {spec: {containers: [{command: 1, resources: {limits: {cpu: y}}}]}}}\n"
@@ -139,7 +139,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     "text", ["", "run: python train.py\n", "kinds: 1\n", "- 1\n", "env: {kind: x}\n", "x"]
 )
-def test_what_is_no_manifest_is_left_to_the_reader_of_job_files(text: str) -> None:
+def test_other_files_are_left_to_the_reader_of_job_files(text: str) -> None:
     assert not is_foreign(text.encode())
 
 
@@ -260,7 +260,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
     "odd", [None, True, -1, 1e300, "", "x\ny", [], [None], [[1]], {}, {"a": None}], ids=repr
 )
 def test_a_value_of_any_shape_is_a_mistake_at_most(odd: Any) -> None:
-    """Every value of a manifest is replaced in turn: it is understood or refused, and never crashes the reader."""
+    """Every value of a manifest is replaced in turn: it is read or refused, and never crashes the reader."""
     whole = yaml.safe_load(WHOLE)
     for place in _places(whole):
         if not place:

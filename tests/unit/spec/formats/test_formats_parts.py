@@ -1,4 +1,4 @@
-"""Commands and variables as Kubernetes fills them in; sizes; where what is not there is looked for instead."""
+"""Commands and variables filled in as by Kubernetes; sizes; replaced paths."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_references_are_filled_in_as_kubernetes_does(text: str, filled: str) -> 
     assert variables.fill(escaped(filled)) == filled, "and the way back"
 
 
-def test_a_command_that_needs_what_only_a_running_task_has_is_the_shells() -> None:
+def test_a_command_with_values_known_only_at_run_time_uses_the_shell() -> None:
     variables = Variables({"A": "it's"}, {"IP", "N"})
     found = command(["echo", "$(A)", "x$(IP):$(N)y", "$$(IP)"], variables)
     assert isinstance(found, str)
@@ -62,7 +62,7 @@ def test_a_command_of_the_shell_is_text() -> None:
     assert command(["bash", "-c", "a"], Variables()) == ["bash", "-c", "a"]
 
 
-def test_each_worker_does_its_part_of_the_indexes(tmp_path: Any) -> None:
+def test_the_indexes_are_divided_among_the_workers(tmp_path: Any) -> None:
     text = looped(["sh", "-c", "echo $JOB_COMPLETION_INDEX in $(pwd)"], Variables(), ["cd /"], of=7, step=3)
     said = []
     for index in range(3):
@@ -100,7 +100,7 @@ def test_amounts(resources: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert job.resources.model_dump(exclude_defaults=True) == wanted
 
 
-def test_resources_that_nobody_knows_are_noted() -> None:
+def test_unknown_resources_are_noted() -> None:
     _, reading = _pod(
         {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1, "rdma/hca": 1, "a/b": 1}, "claims": [{}]}}
     )
@@ -126,7 +126,7 @@ def test_a_command_runs_where_the_file_says() -> None:
     assert [note.path for note in reading.of(Level.IGNORED)] == ["spec.containers[0].workingDir"]
 
 
-def test_names_become_good_names() -> None:
+def test_names_become_valid_names() -> None:
     tree = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a.b" + "c" * 60, "labels": {"x": "y z"}}}
     spec = {"spec": {"containers": [{"image": "i", "command": ["x"]}]}}
     reading = translate(json.dumps(tree | spec).encode(), source="f", target=THERE)
@@ -146,8 +146,8 @@ def test_the_table_knows_each_key_once_and_every_scope() -> None:
     [row for row in ROWS if row.scope in ("pod", "container")],
     ids=lambda row: f"{row.scope}.{row.key}",
 )
-def test_what_the_table_says_of_a_pods_keys_is_what_happens(row: Any) -> None:
-    """A value that means something under each key: honoured ones leave a trace or a note of their own."""
+def test_keys_of_a_pod_are_handled_as_in_the_table(row: Any) -> None:
+    """Each key that is not supported gets a value, and leaves the note that the table names."""
     if row.does is Does.HONOURED:
         return
     where: dict[str, Any] = {row.key: {"x": "y"} if row.does is not Does.REFUSED else True}
@@ -164,7 +164,7 @@ def test_what_the_table_says_of_a_pods_keys_is_what_happens(row: Any) -> None:
     assert [note.level for note in notes] == levels[row.does]
 
 
-def test_an_override_of_what_runs_is_noted_and_the_rest_of_it_holds() -> None:
+def test_an_override_of_the_command_is_noted_and_the_rest_is_applied() -> None:
     pod = {
         "terminationGracePeriodSeconds": 7,
         "containers": [{"name": "node", "command": ["other"], "env": [{"name": "A", "value": "1"}]}],

@@ -11,7 +11,7 @@ def ca() -> trustme.CA:
 
 @pytest.fixture(autouse=True)
 def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own, and its kubeconfig, are none of these tests' business."""
+    """These tests ignore the proxies and the kubeconfig of the machine."""
     for name in (
         "http_proxy",
         "https_proxy",
