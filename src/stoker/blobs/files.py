@@ -19,6 +19,7 @@ from pathlib import Path
 from stoker import disks
 from stoker.errors import TooLarge
 from stoker.linux import direct_io, idle_throttle
+from stoker.linux.descriptors import Closing
 
 CHUNK = 1 << 20
 SMALL = 1 << 20
@@ -131,8 +132,7 @@ def naming_full_disks(where: Path) -> Iterator[None]:
 
 def sync_file_system(path: Path) -> None:
     """Makes everything written to the file system of a directory durable: one call for thousands of files."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         libc = ctypes.CDLL(None, use_errno=True)
         with naming_full_disks(path):
             if not hasattr(libc, "syncfs"):
@@ -140,13 +140,8 @@ def sync_file_system(path: Path) -> None:
             elif libc.syncfs(fd) != 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code), str(path))
-    finally:
-        os.close(fd)
 
 
 def sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -35,6 +35,7 @@ from stoker.blobs.files import (
 from stoker.blobs.framing import framed
 from stoker.blobs.place import missing_blob, place_at
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
+from stoker.linux.descriptors import Closing
 from stoker.linux.idle_throttle import Pause, none
 from stoker.spec.tree import Tree, check_digest
 
@@ -175,11 +176,8 @@ class BlobStore:
     ) -> None:
         """Makes `destination` hold exactly this tree, by one rename at the end. See `place_at`."""
         check_digest(tree_digest)
-        parent = os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with Closing(os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
             self.place_at(tree_digest, parent, destination.name, verify=verify, replace=replace)
-        finally:
-            os.close(parent)
 
     def place_at(
         self,
@@ -201,11 +199,8 @@ class BlobStore:
 
     def verify(self, digest: str) -> bool:
         """Whether the stored bytes still have their hash. Raises NotFound when there are none."""
-        fd = self._open(digest)
-        try:
+        with Closing(self._open(digest)) as fd:
             return hash_fd(fd)[0] == digest
-        finally:
-            os.close(fd)
 
     def verify_tree(self, digest: str) -> list[str]:
         """Paths in a tree whose content is missing or damaged."""

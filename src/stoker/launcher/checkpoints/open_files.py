@@ -15,6 +15,7 @@ import signal
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from stoker.launcher.checkpoints import snapshot
+from stoker.linux.descriptors import Closing
 
 Identity = Tuple[int, int]
 """Device and inode."""
@@ -28,23 +29,19 @@ def being_written(directory: str, members: Iterable[snapshot.FileState]) -> Set[
         root = snapshot.open_directory(directory)
     except OSError:
         return found
-    try:
+    with Closing(root):
         for member in members:
             try:
                 fd = snapshot.open_file(root, member.path)
             except OSError:
                 continue
-            try:
+            with Closing(fd):
                 answer = _has_writer(fd)
                 info = os.fstat(fd)
-            finally:
-                os.close(fd)
             if answer:
                 found.add(member.ino)
             elif answer is None:
                 unknown[(info.st_dev, info.st_ino)] = member.ino
-    finally:
-        os.close(root)
     found.update(ino for _, ino in seen_in_processes(set(unknown)))
     return found
 

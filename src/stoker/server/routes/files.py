@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 
 from stoker.blobs import Listing
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
+from stoker.linux.descriptors import Closing
 from stoker.server.requests import Contents
 from stoker.server.responses import JsonAnswer, error
 from stoker.server.routes import run_of, services_of
@@ -178,15 +179,13 @@ def _send(request: Request, file: Stored, fd: int) -> Response:
 
 
 async def _pieces(fd: int, start: int, end: int) -> AsyncIterator[bytes]:
-    try:
+    with Closing(fd):
         while start < end:
             data = await run_in_threadpool(os.pread, fd, min(_CHUNK, end - start), start)
             if not data:
                 return
             start += len(data)
             yield data
-    finally:
-        os.close(fd)
 
 
 def byte_range(header: str | None, size: int) -> tuple[int, int, bool]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.linux.descriptors import Closing
 from stoker.linux.process import boot_id
 
 LINUX = sys.platform.startswith("linux")
@@ -87,10 +88,8 @@ def send(identity: Identity, number: int, pidfd: int | None = None) -> bool:
                 return False
             os.kill(identity.pid, number)
             return True
-        try:
+        with Closing(fd):
             signal.pidfd_send_signal(fd, number)
-        finally:
-            os.close(fd)
     except ProcessLookupError:
         return False
     return True
