@@ -17,17 +17,12 @@ import trustme
 import yaml
 from harness.pods import pod
 
-from stoker.engine.kubernetes.api import (
-    Informer,
-    Kind,
-    Kube,
-    KubeConfig,
-    KubeError,
-    KubeUnavailable,
-    Select,
-    kinds,
-)
-from stoker.engine.kubernetes.api.errors import Disconnected
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.client import Kube
+from stoker.engine.kubernetes.api.errors import Disconnected, KubeError, KubeUnavailable
+from stoker.engine.kubernetes.api.informer import Informer, Select
+from stoker.engine.kubernetes.api.kinds import Kind
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 from stoker.engine.kubernetes.api.session import Answer
 from stoker.errors import EngineUnavailable
 from support.waiting import wait_async

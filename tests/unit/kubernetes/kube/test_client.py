@@ -14,7 +14,11 @@ import trustme
 from aiohttp import web
 
 from stoker import __version__
-from stoker.engine.kubernetes.api import Kind, Kube, KubeConfig, KubeError, KubeUnavailable, kinds
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.client import Kube
+from stoker.engine.kubernetes.api.errors import KubeError, KubeUnavailable
+from stoker.engine.kubernetes.api.kinds import Kind
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 from stoker.errors import EngineError, EngineUnavailable, TooLarge
 from support.kubernetes.kubeapi import Api, kubeconfig, status
 from support.waiting import wait_async

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import trustme
 
-from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeError, KubeUnavailable
+from stoker.engine.kubernetes.api.client import Kube
+from stoker.engine.kubernetes.api.errors import KubeError, KubeUnavailable
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 from stoker.errors import TooLarge
 from support.kubernetes.kubeapi import Api, kubeconfig, status
 from support.waiting import wait_async

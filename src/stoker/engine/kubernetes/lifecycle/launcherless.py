@@ -21,7 +21,8 @@ from typing import Any, BinaryIO
 
 from stoker.engine.change_feed import Key
 from stoker.engine.kubernetes import names
-from stoker.engine.kubernetes.api import KubeError, KubeUnavailable, kinds
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.errors import KubeError, KubeUnavailable
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.lifecycle.pod_log import PodLog
 from stoker.engine.kubernetes.manifests.template import MAIN
