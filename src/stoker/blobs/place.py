@@ -16,10 +16,11 @@ import shutil
 import stat
 from collections.abc import Callable
 
-from stoker.blobs.files import SMALL, Copier, hash_fd, write_all
+from stoker.blobs.files import SMALL, Copier, hash_fd
 from stoker.errors import BlobDamaged, NotFound, Refused
 from stoker.linux.descriptors import Closing
 from stoker.spec.tree import Tree, TreeFile
+from stoker.task.formats import write_all
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -28,9 +28,7 @@ from stoker.blobs.files import (
     has_writer,
     hash_fd,
     naming_full_disks,
-    sync_directory,
     sync_file_system,
-    write_all,
 )
 from stoker.blobs.framing import framed
 from stoker.blobs.place import missing_blob, place_at
@@ -38,6 +36,7 @@ from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.linux.descriptors import Closing
 from stoker.linux.idle_throttle import Pause, none
 from stoker.spec.tree import Tree, check_digest
+from stoker.task.formats import sync_directory, write_all
 
 EMPTY = hashlib.sha256(b"").hexdigest()
 MAX_TREE = 256 << 20
@@ -322,7 +321,7 @@ class BlobStore:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary.replace(path)
         if durable:
-            sync_directory(path.parent)
+            sync_directory(str(path.parent))
 
     def _take(
         self, fd: int, digest: str | None, size: int | None, durable: bool, limit: int | None, pause: Pause
@@ -350,7 +349,7 @@ class BlobStore:
             return None
         os.utime(path)
         if durable:
-            sync_directory(path.parent)
+            sync_directory(str(path.parent))
         return found, count
 
 

@@ -334,7 +334,7 @@ def sync_directory(path: str) -> None:
         os.fsync(fd)
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
