@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from stoker.blobs.collect import GRACE, Freed, Usage, collect, discard, usage
+from stoker.blobs.collect import GRACE, Freed, collect, discard
 from stoker.blobs.files import (
     CHUNK,
     Copier,
@@ -170,14 +170,6 @@ class BlobStore:
         except ValueError as exc:
             raise SpecError(f"the stored tree {digest} is not a manifest") from exc
 
-    def place(
-        self, tree_digest: str, destination: Path, *, verify: bool = False, replace: bool = False
-    ) -> None:
-        """Makes `destination` hold exactly this tree, by one rename at the end. See `place_at`."""
-        check_digest(tree_digest)
-        with Closing(os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
-            self.place_at(tree_digest, parent, destination.name, verify=verify, replace=replace)
-
     def place_at(
         self,
         tree_digest: str,
@@ -188,7 +180,8 @@ class BlobStore:
         replace: bool = False,
         rename: Callable[[str], str] | None = None,
     ) -> None:
-        """The same within an open directory. `verify` hashes every file again and raises BlobDamaged. `rename`: gives
+        """Makes `name` in an open directory hold exactly this tree, by one rename at the end; see `stoker.blobs.place`.
+        `verify` hashes every file again and raises BlobDamaged. `rename`: gives
         files and directories other names there."""
         tree = self.tree(tree_digest)
         if rename is not None:
@@ -229,9 +222,6 @@ class BlobStore:
         return discard(
             self._objects, self._trees, lambda name: self.tree(name).blobs(), dropped, roots, grace
         )
-
-    def usage(self) -> Usage:
-        return usage(self._objects, self._trees)
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from stoker.linux import direct_io, idle_throttle
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import LocalTaskDir
+from support.blobs import stored
 
 DATA = bytes(3 * direct_io.PIECE)
 
@@ -100,7 +101,7 @@ def test_a_server_that_ends_breaks_it_off_and_the_next_one_does_it_again(
     closed.set()
     with pytest.raises(Abandoned):
         carrying.result(60)
-    assert blobs.usage().blobs == 0
+    assert stored(blobs) == 0
     assert (tmp_path / layout.staged(1) / "last.pt").stat().st_size == len(DATA)
     another = CheckpointTransfers()
     digest, _ = carry(another, task, blobs).result(60)

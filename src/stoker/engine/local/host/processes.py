@@ -161,18 +161,6 @@ def _has_open(pid: str, wanted: os.stat_result) -> bool:
     return False
 
 
-def children(pid: int) -> list[int]:
-    """Direct children of all threads of the process."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-    found: list[int] = []
-    for thread in threads:
-        found.extend(int(word) for word in read_text(f"/proc/{pid}/task/{thread}/children").split())
-    return found
-
-
 def task_directory(pid: int) -> str | None:
     """The task of a process, from the environment it was started with."""
     try:
