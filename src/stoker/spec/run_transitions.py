@@ -11,8 +11,6 @@ _QUEUED, _SUSPENDED = RunState.QUEUED, RunState.SUSPENDED
 
 
 class RunEvent(StrEnum):
-    """What happens to a run."""
-
     ADMITTED = "admitted"
     STARTED = "started"
     STOP_SENT = "stop sent"

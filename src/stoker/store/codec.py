@@ -178,7 +178,6 @@ EVENT: dict[str, Encoder] = {"t": number, "kind": text, "text": text, "data": to
 
 
 def columns(row: Any, encoders: Mapping[str, Encoder]) -> Columns:
-    """Every column of a row."""
     return {name: encode(getattr(row, name)) for name, encode in encoders.items()}
 
 

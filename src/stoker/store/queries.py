@@ -234,12 +234,10 @@ def _build_page_statement(given: frozenset[str], one_state: bool, among_states: 
     return statement.order_by(seq.desc()).limit(bindparam("limit"))
 
 
-def _ids_starting_with(
-    connection: Connection, start: str, project: str | None, limit: int = 200
-) -> list[str]:
+def _ids_starting_with(connection: Connection, start: str, project: str | None) -> list[str]:
     if not start or not start.isascii() or not start.isprintable():
         return []
-    values = {"low": start, "high": start + "\x7f", "limit": limit}
+    values = {"low": start, "high": start + "\x7f", "limit": 200}
     return [row.id for row in connection.execute(IDS_BETWEEN, values) if project in (None, row.project)]
 
 

@@ -102,7 +102,7 @@ def test_digests_are_checked_before_they_are_paths(blobs: BlobStore, bad: str) -
         with pytest.raises(SpecError):
             call(bad)
     with pytest.raises(SpecError):
-        place(blobs, bad, blobs.root / "out")
+        blobs.place_at(bad, -1, "out")
 
 
 def test_absent_is_not_found(blobs: BlobStore) -> None:

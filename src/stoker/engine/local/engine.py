@@ -449,7 +449,6 @@ class LocalEngine:
         await self._terminator.end(known, grace)
 
     async def _cancel_starts(self, keys: list[Key]) -> None:
-        """Cancel the start of these containers."""
         tasks = [self._starts[key] for key in keys if key in self._starts]
         for task in tasks:
             task.cancel()

@@ -63,24 +63,24 @@ def _has_writer(fd: int) -> Optional[bool]:
     return False
 
 
-def seen_in_processes(wanted: Set[Identity], proc: str = "/proc") -> Set[Identity]:
+def seen_in_processes(wanted: Set[Identity]) -> Set[Identity]:
     """Those of these files that a process has open for writing, as far as /proc shows it. Empty without /proc."""
     found: Set[Identity] = set()
     if not wanted:
         return found
-    for pid in _processes(proc):
+    for pid in _processes():
         try:
-            _find_open(f"{proc}/{pid}", wanted, found)
-            _find_mapped(f"{proc}/{pid}", wanted, found)
+            _find_open(f"/proc/{pid}", wanted, found)
+            _find_mapped(f"/proc/{pid}", wanted, found)
         except OSError:
             # The process has ended, or belongs to another user.
             continue
     return found
 
 
-def _processes(proc: str) -> List[str]:
+def _processes() -> List[str]:
     try:
-        return [name for name in os.listdir(proc) if name.isdigit()]
+        return [name for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return []
 

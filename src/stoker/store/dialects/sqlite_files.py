@@ -131,7 +131,6 @@ def _any_after(fd: int, start: int, size: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Syncs the bytes of a file."""
     _sync(path, os.O_RDONLY)
 
 

@@ -14,7 +14,7 @@ import trustme
 from aiohttp import web
 
 from stoker import __version__
-from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api import kinds, session
 from stoker.engine.kubernetes.api.client import Kube
 from stoker.engine.kubernetes.api.errors import KubeError, KubeUnavailable
 from stoker.engine.kubernetes.api.kinds import Kind
@@ -30,10 +30,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def talking(path: Path, ca: trustme.CA, **options: Any) -> AsyncIterator[tuple[Api, Kube]]:
+async def talking(path: Path, ca: trustme.CA) -> AsyncIterator[tuple[Api, Kube]]:
     api = Api(ca)
     await api.start()
-    kube = Kube.from_config(KubeConfig.load(kubeconfig(path, api.url, ca)), **options)
+    kube = Kube.from_config(KubeConfig.load(kubeconfig(path, api.url, ca)))
     try:
         yield api, kube
     finally:
@@ -256,9 +256,13 @@ def test_bodies_go_through_unchanged_up_to_a_limit(path: Path, ca: trustme.CA) -
     asyncio.run(story())
 
 
-def test_requests_under_way_are_limited_but_not_those_that_last(path: Path, ca: trustme.CA) -> None:
+def test_requests_under_way_are_limited_but_not_those_that_last(
+    path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "CONCURRENCY", 3)
+
     async def story() -> None:
-        async with talking(path, ca, concurrency=3) as (api, kube):
+        async with talking(path, ca) as (api, kube):
             api.silent = True
             short = [asyncio.create_task(kube.get(kinds.PODS, "a")) for _ in range(10)]
             long = [asyncio.create_task(kube.request("GET", "/x")) for _ in range(10)]

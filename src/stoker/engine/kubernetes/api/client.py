@@ -48,10 +48,9 @@ class Kube:
         self._forwards: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def from_config(cls, config: KubeConfig, *, concurrency: int = 32) -> Kube:
-        """`concurrency`: requests in progress at a time; long ones (watch, logs, proxy, exec, forward) are not
-        counted. Does not connect yet; must be called inside the event loop."""
-        return cls(Session(config, concurrency=concurrency))
+    def from_config(cls, config: KubeConfig) -> Kube:
+        """Does not connect yet; must be called inside the event loop."""
+        return cls(Session(config))
 
     async def close(self) -> None:
         """End all requests, connections and forwards. May be called twice."""
@@ -159,11 +158,10 @@ class Kube:
         *,
         grace: int | None = None,
         uid: str = "",
-        propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
         timeout: float = 30,
     ) -> bool:
         """False: it does not exist (or, with `uid`, another object has the name). `grace` in seconds; 0 forces."""
-        options: Object = {"propagationPolicy": propagation}
+        options: Object = {"propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         if uid:

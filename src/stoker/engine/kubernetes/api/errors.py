@@ -9,9 +9,6 @@ EngineError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from stoker.errors import EngineError, EngineUnavailable
 
 
@@ -19,16 +16,8 @@ class KubeError(EngineError):
     """`status` is HTTP's, `reason` the word of Kubernetes (`NotFound`, `AlreadyExists`, `Conflict`, `Forbidden`,
     `Invalid`, `Expired`), `message` the API server's text."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 0,
-        reason: str = "",
-        hint: str | None = None,
-        details: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(message, hint=hint, details=details)
+    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
         self.status = status
         self.reason = reason
 
@@ -55,15 +44,8 @@ class KubeError(EngineError):
 class KubeUnavailable(EngineUnavailable):
     """`status` is that of the last answer, 0 if there was none."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 0,
-        hint: str | None = None,
-        details: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(message, hint=hint, details=details)
+    def __init__(self, message: str, *, status: int = 0, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.status = status
 
 

@@ -143,7 +143,6 @@ class LauncherlessTask:
 
     @property
     def container_started(self) -> bool:
-        """Whether its container was started."""
         state = (pod_causes.status_of(self._pod, MAIN) or {}).get("state") or {}
         return "running" in state or "terminated" in state
 

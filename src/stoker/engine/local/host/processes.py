@@ -27,8 +27,6 @@ _DEAD = ("Z", "X", "x")
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of one process."""
-
     boot_id: str
     pid: int
     start_time: int

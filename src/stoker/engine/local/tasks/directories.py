@@ -34,8 +34,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, order=True)
 class TaskPlace:
-    """Identifies a task."""
-
     run: str
     attempt: int
     task: str
