@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import SpecError
-from stoker.spec import FLAGS, Job, job_from_flags, override_job, parse_job
+from stoker.spec import Job, job_from_flags, override_job, parse_job
+from stoker.spec.flags import FLAGS
 
 BASE = "run: python train.py\nresources: {gpu: 2}\nsetup: make\ntimeout: 1h\nenv: {A: 1}\n"
 GOOD: list[tuple[str, str, Any]] = [
