@@ -9,6 +9,9 @@ EngineError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from stoker.errors import EngineError, EngineUnavailable
 
 
@@ -16,8 +19,16 @@ class KubeError(EngineError):
     """`status` is HTTP's, `reason` the word of Kubernetes (`NotFound`, `AlreadyExists`, `Conflict`, `Forbidden`,
     `Invalid`, `Expired`), `message` the API server's text."""
 
-    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        reason: str = "",
+        hint: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, details=details)
         self.status = status
         self.reason = reason
 
@@ -44,8 +55,15 @@ class KubeError(EngineError):
 class KubeUnavailable(EngineUnavailable):
     """`status` is that of the last answer, 0 if there was none."""
 
-    def __init__(self, message: str, *, status: int = 0, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        hint: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, details=details)
         self.status = status
 
 
