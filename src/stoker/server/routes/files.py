@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from stoker.blobs import Listing
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.linux.descriptors import Closing
-from stoker.server.requests import Contents
+from stoker.server.requests import Digests
 from stoker.server.responses import JsonAnswer, error
 from stoker.server.routes import run_of, services_of
 from stoker.server.services import Services
@@ -82,7 +82,7 @@ def content(
 
 @router.post("/contents")
 def contents(
-    request: Request, run: str, body: Contents, what: What = "outputs", checkpoint: str | None = None
+    request: Request, run: str, body: Digests, what: What = "outputs", checkpoint: str | None = None
 ) -> Response:
     """Many files in one answer, each named by its hash. A hash that is not among this run's files is reported as
     missing, even if another run has it."""
