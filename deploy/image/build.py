@@ -20,7 +20,8 @@ from recipe import stoker
 
 from stoker import __version__
 from stoker.errors import StokerError
-from stoker.images import Cache, HostRules, Image, Logins, Registry, write_archive
+from stoker.images import HostRules, Logins, Registry
+from stoker.images.build import Cache, Image, write_archive
 
 
 def main(argv: list[str] | None = None) -> int:

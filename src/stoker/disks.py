@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from stoker.errors import DiskFull, DiskReadOnly, StoreError
+from stoker.linux.cgroup_paths import unescape
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-"""How the kernel's list of mounts writes blanks and backslashes."""
 _UNKNOWN = 1 << 40
 """Assumed free bytes of a file system that reports none."""
 
@@ -92,7 +90,7 @@ def _gave_up(mountinfo: Iterable[str], mount: str) -> bool:
     options = ""
     for line in mountinfo:
         head, _, tail = line.partition(" - ")
-        if _unescaped(head.split(" ")[4]) == mount:
+        if unescape(head.split(" ")[4]) == mount:
             options = tail.split(" ")[-1]
     return "emergency_ro" in options.strip().split(",")
 
@@ -106,11 +104,7 @@ def _existing(path: Path) -> Path:
 
 
 def _mounts() -> set[str]:
-    return {_unescaped(line.split(" ")[4]) for line in _mountinfo()}
-
-
-def _unescaped(mount: str) -> str:
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), mount)
+    return {unescape(line.split(" ")[4]) for line in _mountinfo()}
 
 
 def _mountinfo() -> list[str]:

@@ -22,17 +22,9 @@ from cryptography.x509 import load_pem_x509_certificate
 from images import LocalRegistry
 
 from stoker.errors import ImageMissing, RegistryDenied, RegistryUnreachable
-from stoker.images import (
-    HostRules,
-    Image,
-    LayerTree,
-    Logins,
-    Registry,
-    Settings,
-    assemble,
-    pushing,
-    write_layer,
-)
+from stoker.images import HostRules, Logins, Registry, pushing
+from stoker.images.build import Image, Settings, assemble
+from stoker.images.layers import LayerTree, write_layer
 
 HTPASSWD = "bob:$2y$05$TBlJnUeII1fa2DJAEAx5GeIuCZCAkgg9LJnEoAvGR2r0B8C5gJNDe\n"
 """The password is hunter2."""

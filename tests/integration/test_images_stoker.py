@@ -22,7 +22,7 @@ import pytest
 from recipe import archives, debian, python, stoker
 
 from stoker.errors import ImageError
-from stoker.images import Cache
+from stoker.images.build import Cache
 
 pytestmark = pytest.mark.timeout(1800)  # the first time everything is downloaded
 
@@ -31,7 +31,7 @@ import json, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[1]]
 from recipe import stoker
-from stoker.images import Cache
+from stoker.images.build import Cache
 cache = Cache(Path(sys.argv[2]))
 layers = {"base": stoker.base(cache), "program": stoker.program(cache, Path(sys.argv[3]))}
 if sys.argv[4] == "some":

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stoker.images import LayerTree
+from stoker.images.layers import LayerTree
 
 
 def sample() -> LayerTree:

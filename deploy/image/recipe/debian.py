@@ -23,7 +23,8 @@ from pathlib import Path
 
 from recipe import archives
 from stoker.errors import ImageError
-from stoker.images import Entry, LayerTree, cache_home
+from stoker.images.build import cache_home
+from stoker.images.layers import Entry, LayerTree
 
 _UNWANTED = re.compile(
     r"usr/share/(man|locale|info|lintian|bug|bash-completion|i18n|gdb|gcc|menu|pixmaps|applications|base-files)(/|$)"

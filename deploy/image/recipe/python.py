@@ -16,7 +16,8 @@ from pathlib import Path
 
 from recipe import debian
 from stoker.errors import ImageError
-from stoker.images import LayerTree, cache_home
+from stoker.images.build import cache_home
+from stoker.images.layers import LayerTree
 
 VERSION = "3.11"
 """The Python of the Debian suite in packages.toml."""

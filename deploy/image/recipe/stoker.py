@@ -15,7 +15,9 @@ from pathlib import Path
 
 from recipe import debian, python
 from stoker.errors import ImageError
-from stoker.images import Cache, Image, Layer, LayerTree, Settings, assemble, layers
+from stoker.images import layers
+from stoker.images.build import Cache, Image, Settings, assemble
+from stoker.images.layers import Layer, LayerTree
 
 ROOT = Path(__file__).parents[3]
 LOCKS = Path(__file__).parents[1]

@@ -10,8 +10,7 @@ files    hash, copy and clone files; translates the errors of disks
 Nothing is ever changed in place: a blob appears complete and checked, by one rename, or not at all.
 """
 
-from stoker.blobs.collect import Freed, Usage
 from stoker.blobs.listing import Listing, Listings
 from stoker.blobs.store import BlobStore
 
-__all__ = ["BlobStore", "Freed", "Listing", "Listings", "Usage"]
+__all__ = ["BlobStore", "Listing", "Listings"]

@@ -18,13 +18,6 @@ class Freed:
     bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Usage:
-    blobs: int = 0
-    trees: int = 0
-    bytes: int = 0
-
-
 def collect(
     objects: Path,
     trees: Path,
@@ -90,12 +83,6 @@ def discard(
                 blobs += 1
                 size += length
     return Freed(blobs, size), left
-
-
-def usage(objects: Path, trees: Path) -> Usage:
-    blobs = [_stat(path)[0] for _, path in _entries(objects)]
-    manifests = [_stat(path)[0] for _, path in _entries(trees)]
-    return Usage(len(blobs), len(manifests), sum(blobs) + sum(manifests))
 
 
 def _entries(base: Path) -> Iterator[tuple[str, Path]]:

@@ -19,6 +19,8 @@ from pathlib import Path
 from stoker import disks
 from stoker.errors import TooLarge
 from stoker.linux import direct_io, idle_throttle
+from stoker.linux.descriptors import Closing
+from stoker.task.formats import write_all
 
 CHUNK = 1 << 20
 SMALL = 1 << 20
@@ -96,12 +98,6 @@ def hash_fd(
     return digest.hexdigest(), done
 
 
-def write_all(fd: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 def has_writer(fd: int) -> bool:
     """Whether a process has this file open for writing. True also where the kernel cannot tell.
 
@@ -131,8 +127,7 @@ def naming_full_disks(where: Path) -> Iterator[None]:
 
 def sync_file_system(path: Path) -> None:
     """Makes everything written to the file system of a directory durable: one call for thousands of files."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         libc = ctypes.CDLL(None, use_errno=True)
         with naming_full_disks(path):
             if not hasattr(libc, "syncfs"):
@@ -140,13 +135,3 @@ def sync_file_system(path: Path) -> None:
             elif libc.syncfs(fd) != 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code), str(path))
-    finally:
-        os.close(fd)
-
-
-def sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

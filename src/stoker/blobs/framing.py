@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from stoker.blobs.files import CHUNK
 from stoker.blobs.place import OpenBlob
 from stoker.errors import BlobDamaged, NotFound
+from stoker.linux.descriptors import Closing
 
 MISSING = "missing"
 DAMAGED = "damaged"
@@ -40,7 +41,7 @@ def _frame(digest: str, size: int | None, open_blob: OpenBlob) -> Iterator[bytes
     except NotFound:
         yield _word(digest, MISSING)
         return
-    try:
+    with Closing(fd):
         if os.fstat(fd).st_size != size:
             yield _word(digest, DAMAGED)
             return
@@ -52,8 +53,6 @@ def _frame(digest: str, size: int | None, open_blob: OpenBlob) -> Iterator[bytes
                 raise BlobDamaged(f"the blob {digest} became shorter while it was read")
             done += len(data)
             yield data
-    finally:
-        os.close(fd)
 
 
 def _word(digest: str, word: str) -> bytes:

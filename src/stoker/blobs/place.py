@@ -16,9 +16,11 @@ import shutil
 import stat
 from collections.abc import Callable
 
-from stoker.blobs.files import SMALL, Copier, hash_fd, write_all
+from stoker.blobs.files import SMALL, Copier, hash_fd
 from stoker.errors import BlobDamaged, NotFound, Refused
+from stoker.linux.descriptors import Closing
 from stoker.spec.tree import Tree, TreeFile
+from stoker.task.formats import write_all
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -39,11 +41,8 @@ def place_at(
     partial = f".{name[:200]}.{secrets.token_hex(6)}.partial"
     os.mkdir(partial, 0o755, dir_fd=parent)
     try:
-        root = os.open(partial, _OPEN_DIRECTORY, dir_fd=parent)
-        try:
+        with Closing(os.open(partial, _OPEN_DIRECTORY, dir_fd=parent)) as root:
             _fill(tree, root, open_blob, copier, verify)
-        finally:
-            os.close(root)
         if replace:
             remove_at(parent, name)
         os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -81,14 +80,12 @@ def _make_writable(parent: int, name: str) -> None:
         fd = os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
     except OSError:
         return
-    try:
+    with Closing(fd):
         for _, names, _, here in os.fwalk(dir_fd=fd):
             for child in names:
                 # Skips links among the directory names: fwalk does not descend into them.
                 if not stat.S_ISLNK(os.stat(child, dir_fd=here, follow_symlinks=False).st_mode):
                     os.chmod(child, 0o700, dir_fd=here)
-    finally:
-        os.close(fd)
 
 
 def _occupied(parent: int, name: str) -> bool:
@@ -100,11 +97,8 @@ def _occupied(parent: int, name: str) -> bool:
         if exc.errno in (errno.ELOOP, errno.ENOTDIR):
             return True
         raise
-    try:
-        with os.scandir(fd) as entries:
-            return next(entries, None) is not None
-    finally:
-        os.close(fd)
+    with Closing(fd), os.scandir(fd) as entries:
+        return next(entries, None) is not None
 
 
 def _fill(tree: Tree, root: int, open_blob: OpenBlob, copier: Copier, verify: bool) -> None:
@@ -134,25 +128,21 @@ def _descend(root: int, directory: str, made: set[str]) -> int:
     path = ""
     for part in directory.split("/") if directory else ():
         path = f"{path}/{part}" if path else part
-        try:
+        with Closing(fd):
             if path not in made:
                 os.mkdir(part, 0o755, dir_fd=fd)
                 made.add(path)
             child = os.open(part, _OPEN_DIRECTORY, dir_fd=fd)
-        finally:
-            os.close(fd)
         fd = child
     return fd
 
 
 def _write(file: TreeFile, name: str, here: int, open_blob: OpenBlob, copier: Copier, verify: bool) -> None:
-    source = open_blob(file.sha256)
-    try:
+    with Closing(open_blob(file.sha256)) as source:
         size = os.fstat(source).st_size
         if size != file.size:
             raise BlobDamaged(f"the stored content of {file.path!r} has {size} bytes instead of {file.size}")
-        target = os.open(name, _CREATE, file.mode, dir_fd=here)
-        try:
+        with Closing(os.open(name, _CREATE, file.mode, dir_fd=here)) as target:
             if size <= SMALL:
                 data = os.pread(source, size, 0)
                 damaged = verify and hashlib.sha256(data).hexdigest() != file.sha256
@@ -160,10 +150,6 @@ def _write(file: TreeFile, name: str, here: int, open_blob: OpenBlob, copier: Co
             else:
                 copier.copy(source, target, size)
                 damaged = verify and hash_fd(target)[0] != file.sha256
-        finally:
-            os.close(target)
-    finally:
-        os.close(source)
     if damaged:
         raise BlobDamaged(f"the stored content of {file.path!r} does not have its hash {file.sha256}")
 

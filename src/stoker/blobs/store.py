@@ -21,22 +21,22 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from stoker.blobs.collect import GRACE, Freed, Usage, collect, discard, usage
+from stoker.blobs.collect import GRACE, Freed, collect, discard
 from stoker.blobs.files import (
     CHUNK,
     Copier,
     has_writer,
     hash_fd,
     naming_full_disks,
-    sync_directory,
     sync_file_system,
-    write_all,
 )
 from stoker.blobs.framing import framed
 from stoker.blobs.place import missing_blob, place_at
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
+from stoker.linux.descriptors import Closing
 from stoker.linux.idle_throttle import Pause, none
 from stoker.spec.tree import Tree, check_digest
+from stoker.task.formats import sync_directory, write_all
 
 EMPTY = hashlib.sha256(b"").hexdigest()
 MAX_TREE = 256 << 20
@@ -170,17 +170,6 @@ class BlobStore:
         except ValueError as exc:
             raise SpecError(f"the stored tree {digest} is not a manifest") from exc
 
-    def place(
-        self, tree_digest: str, destination: Path, *, verify: bool = False, replace: bool = False
-    ) -> None:
-        """Makes `destination` hold exactly this tree, by one rename at the end. See `place_at`."""
-        check_digest(tree_digest)
-        parent = os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self.place_at(tree_digest, parent, destination.name, verify=verify, replace=replace)
-        finally:
-            os.close(parent)
-
     def place_at(
         self,
         tree_digest: str,
@@ -191,7 +180,8 @@ class BlobStore:
         replace: bool = False,
         rename: Callable[[str], str] | None = None,
     ) -> None:
-        """The same within an open directory. `verify` hashes every file again and raises BlobDamaged. `rename`: gives
+        """Makes `name` in an open directory hold exactly this tree, by one rename at the end; see `stoker.blobs.place`.
+        `verify` hashes every file again and raises BlobDamaged. `rename`: gives
         files and directories other names there."""
         tree = self.tree(tree_digest)
         if rename is not None:
@@ -201,11 +191,8 @@ class BlobStore:
 
     def verify(self, digest: str) -> bool:
         """Whether the stored bytes still have their hash. Raises NotFound when there are none."""
-        fd = self._open(digest)
-        try:
+        with Closing(self._open(digest)) as fd:
             return hash_fd(fd)[0] == digest
-        finally:
-            os.close(fd)
 
     def verify_tree(self, digest: str) -> list[str]:
         """Paths in a tree whose content is missing or damaged."""
@@ -235,9 +222,6 @@ class BlobStore:
         return discard(
             self._objects, self._trees, lambda name: self.tree(name).blobs(), dropped, roots, grace
         )
-
-    def usage(self) -> Usage:
-        return usage(self._objects, self._trees)
 
     # -- internals -------------------------------------------------------------------------------------------
 
@@ -327,7 +311,7 @@ class BlobStore:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary.replace(path)
         if durable:
-            sync_directory(path.parent)
+            sync_directory(str(path.parent))
 
     def _take(
         self, fd: int, digest: str | None, size: int | None, durable: bool, limit: int | None, pause: Pause
@@ -355,7 +339,7 @@ class BlobStore:
             return None
         os.utime(path)
         if durable:
-            sync_directory(path.parent)
+            sync_directory(str(path.parent))
         return found, count
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from stoker.cli.pull_plan import Plan, digest
 from stoker.cli.rendering import terminal, units
 from stoker.errors import BlobDamaged, DiskFull, NotFound, ServerUnreachable, StokerError
+from stoker.linux.descriptors import Closing
 
 if TYPE_CHECKING:
     from stoker.cli.context import Context
@@ -255,21 +256,15 @@ def _batches(plans: Sequence[Plan]) -> Iterator[list[Plan]]:
 
 
 def _write(part: Path, content: bytes) -> None:
-    fd = _opener(str(part), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
+    with Closing(_opener(str(part), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)) as fd:
         view = memoryview(content)
         while view:
             view = view[os.write(fd, view) :]
-    finally:
-        os.close(fd)
 
 
 def _sync(part: Path) -> None:
-    fd = _opener(str(part), os.O_WRONLY)
-    try:
+    with Closing(_opener(str(part), os.O_WRONLY)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _opener(path: str, flags: int) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import Conflict, NotFound, StokerError
+from stoker.linux.descriptors import Closing
 from stoker.settings import Home, Settings
 
 if TYPE_CHECKING:
@@ -102,15 +103,12 @@ def _kind(home: Home, database: Path) -> str:
 @contextlib.contextmanager
 def server_locked_out(home: Home) -> Iterator[None]:
     """Holds the lock that a server needs to start, so that no other command starts one meanwhile."""
-    fd = os.open(home.server_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with Closing(os.open(home.server_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             raise Conflict("a server runs in this home", hint="Stop it first: stoker server stop") from exc
         yield
-    finally:
-        os.close(fd)
 
 
 def _add_files(home: Home, copy: Path) -> int:

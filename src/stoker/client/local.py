@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.client.api import Client
 from stoker.errors import ServerUnreachable, SpecError, StokerError
+from stoker.linux.descriptors import Closing
 from stoker.linux.process import boot_id, start_time
 
 if TYPE_CHECKING:
@@ -186,10 +187,8 @@ def locked(home: Home) -> bool:
         fd = os.open(home.server_lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
-    try:
+    with Closing(fd):
         return not _locks(fd)
-    finally:
-        os.close(fd)
 
 
 def _locks(fd: int) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from stoker.client.api import Client
 from stoker.client.tree import Changed, Scan, scan
 from stoker.errors import BlobDamaged, Conflict, Refused
+from stoker.linux.descriptors import Closing
 
 BATCH = 64 << 20
 """Bytes per request: a broken connection repeats at most this much."""
@@ -121,8 +122,7 @@ def _body(batch: Sequence[str], seen: Scan, sizes: Mapping[str, int]) -> Iterato
 def _content(digest: str, size: int, seen: Scan) -> Iterator[bytes]:
     """The bytes of one file, which must not change meanwhile. The server hashes again and refuses what this check
     misses."""
-    fd = seen.open(digest)
-    try:
+    with Closing(seen.open(digest)) as fd:
         left = size
         while left:
             data = os.read(fd, min(left, _CHUNK))
@@ -130,5 +130,3 @@ def _content(digest: str, size: int, seen: Scan) -> Iterator[bytes]:
             if not data or (not left and not seen.same(digest, fd)):
                 raise Changed(seen.sources[digest])
             yield data
-    finally:
-        os.close(fd)

@@ -18,6 +18,7 @@ from typing import List
 
 from stoker.courier import server
 from stoker.courier.handlers import Handlers
+from stoker.linux.descriptors import Closing
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.local_directory import LocalTaskDir
 from stoker.task.safe_open import open_beneath
@@ -50,16 +51,10 @@ class Contact:
 
     def _write(self) -> None:
         self._count += 1
-        root = open_beneath(self._directory, "")
-        try:
-            fd = formats.create(f"{layout.CONTACT}.tmp", 0o600, dir_fd=root)
-            try:
+        with Closing(open_beneath(self._directory, "")) as root:
+            with Closing(formats.create(f"{layout.CONTACT}.tmp", 0o600, dir_fd=root)) as fd:
                 formats.write_all(fd, f"{os.getpid()} {time.time():.3f} {self._count}\n".encode())
-            finally:
-                os.close(fd)
             os.replace(f"{layout.CONTACT}.tmp", layout.CONTACT, src_dir_fd=root, dst_dir_fd=root)
-        finally:
-            os.close(root)
 
 
 def main(argv: List[str]) -> int:

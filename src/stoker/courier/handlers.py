@@ -16,6 +16,7 @@ from stoker.courier.placement import Incomplete, TreePlacement, split
 from stoker.courier.shared_volume import SharedVolume
 from stoker.courier.staging import Damaged, Piece, Staging
 from stoker.courier.sync import ClientGone, Sync, SyncRequest
+from stoker.linux.descriptors import Closing
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.courier_protocol import Bytes, Malformed
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
@@ -123,8 +124,7 @@ class Handlers:
     def _read(self, call: Request) -> Reply:
         path = courier_protocol.text(call.header.get("path"))
         offset = courier_protocol.number(call.header.get("offset"))
-        fd = self._open(path)
-        try:
+        with Closing(self._open(path)) as fd:
             size = os.fstat(fd).st_size
             view = call.lend(
                 min(
@@ -139,8 +139,6 @@ class Handlers:
                 if count == 0:
                     break
                 done += count
-        finally:
-            os.close(fd)
         return Reply({"size": size}, [view[:done]])
 
     def _open(self, path: str) -> int:
@@ -157,10 +155,8 @@ class Handlers:
         with contextlib.suppress(FileNotFoundError):
             parent = open_beneath(self._directory, folder)
             trash = self._staging.trash(path)
-            try:
+            with Closing(parent):
                 trash.throw(parent, name)
-            finally:
-                os.close(parent)
             trash.empty()
         return Reply({})
 

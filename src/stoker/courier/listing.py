@@ -11,6 +11,7 @@ import os
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+from stoker.linux.descriptors import Closing
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import Found, TooMany, check_depth, look, open_beneath, reopen
 
@@ -31,7 +32,7 @@ def page(directory: str, path: str, after: str, max_entries: int) -> Dict[str, A
         return {"entries": entries, "seen": 0, "after": None}
     local = LocalTaskDir(directory)
     seen, size, end = 0, 0, time.monotonic() + PAUSE
-    try:
+    with Closing(root):
         for found, name in _walk(root, after.split("/") if after else [], max_entries):
             seen += 1
             if seen > max_entries:
@@ -42,8 +43,6 @@ def page(directory: str, path: str, after: str, max_entries: int) -> Dict[str, A
                 size += len(name) + 150
             if size >= PAGE or time.monotonic() >= end:
                 return {"entries": entries, "seen": seen, "after": name}
-    finally:
-        os.close(root)
     return {"entries": entries, "seen": seen, "after": None}
 
 
@@ -74,15 +73,12 @@ def _names(root: int, prefix: str, first: List[str], most: int) -> List[str]:
     if fd is None:
         return []
     names = []
-    try:
-        with os.scandir(fd) as entries:
-            for count, entry in enumerate(entries, 1):
-                if count > most:
-                    raise TooMany(f"more than {most} entries")
-                if not first or entry.name >= first[0]:
-                    names.append(entry.name)
-    finally:
-        os.close(fd)
+    with Closing(fd), os.scandir(fd) as entries:
+        for count, entry in enumerate(entries, 1):
+            if count > most:
+                raise TooMany(f"more than {most} entries")
+            if not first or entry.name >= first[0]:
+                names.append(entry.name)
     return sorted(names)
 
 
@@ -90,11 +86,9 @@ def _look(root: int, prefix: str, name: str, path: str) -> Tuple[Optional[Found]
     fd = reopen(root, prefix)
     if fd is None:
         return None, False
-    try:
+    with Closing(fd):
         found = look(fd, name, path)
         return found, found is None and _is_directory(fd, name)
-    finally:
-        os.close(fd)
 
 
 def _is_directory(fd: int, name: str) -> bool:
@@ -113,11 +107,9 @@ def _describe(local: LocalTaskDir, folder: str, found: Found) -> Optional[Dict[s
         fd = local.open(f"{folder}/{found.path}" if folder else found.path)
     except (FileNotFoundError, UnsafePath):
         return None  # removed or replaced since it was listed
-    try:
+    with Closing(fd):
         digest, size = _hash(fd)
         return {"path": found.path, "size": size, "mode": os.fstat(fd).st_mode & 0o7777, "sha256": digest}
-    finally:
-        os.close(fd)
 
 
 def _hash(fd: int) -> Tuple[str, int]:

@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, Tuple
 
 from stoker.courier.manifest import Entry, entries, plain
 from stoker.courier.staging import HOME, TREE, Staging, slot_name, stage_of, subdirectory
+from stoker.linux.descriptors import Closing
 from stoker.task import formats
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import OPEN_DIRECTORY, occupied
@@ -70,12 +71,11 @@ class TreePlacement:
         return bool(self._recorded(path) == self._state(parent, name, manifest))
 
     def _record(self, parent: int, name: str, path: str, manifest: str) -> None:
-        with self._staging.open(_PLACED) as placed:
-            fd = formats.create(slot_name(path, ""), 0o600, dir_fd=placed)
-            try:
-                formats.write_all(fd, json.dumps(self._state(parent, name, manifest)).encode())
-            finally:
-                os.close(fd)
+        with (
+            self._staging.open(_PLACED) as placed,
+            Closing(formats.create(slot_name(path, ""), 0o600, dir_fd=placed)) as fd,
+        ):
+            formats.write_all(fd, json.dumps(self._state(parent, name, manifest)).encode())
 
     def _recorded(self, path: str) -> Any:
         try:
@@ -107,12 +107,10 @@ def _content(here: int, digest: str) -> Iterator[int]:
         fd = os.open(digest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
     except OSError as exc:
         raise Incomplete(f"the content {digest} has not arrived") from exc
-    try:
+    with Closing(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise Incomplete(f"the content {digest} is not a regular file")
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _build(entries: Iterator[Entry], root: int, contents: int) -> None:
@@ -138,12 +136,10 @@ def _build(entries: Iterator[Entry], root: int, contents: int) -> None:
 def _descend(root: int, folder: str) -> int:
     fd = os.dup(root)
     for part in folder.split("/") if folder else ():
-        try:
+        with Closing(fd):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(part, 0o755, dir_fd=fd)
             child = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
-        finally:
-            os.close(fd)
         fd = child
     return fd
 
@@ -161,12 +157,9 @@ def _put(entry: Entry, name: str, here: int, contents: int) -> None:
             os.fchmod(source, entry.mode)
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        target = os.open(name, flags, 0o600, dir_fd=here)
-        try:
+        with Closing(os.open(name, flags, 0o600, dir_fd=here)) as target:
             _copy(source, target)
             os.fchmod(target, entry.mode)
-        finally:
-            os.close(target)
 
 
 def _link(digest: str, name: str, contents: int, here: int) -> bool:

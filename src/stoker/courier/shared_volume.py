@@ -13,6 +13,7 @@ import os
 from typing import Iterator, List
 
 from stoker.courier.trash import Trash
+from stoker.linux.descriptors import Closing
 from stoker.task import layout
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import open_beneath
@@ -65,21 +66,14 @@ class SharedVolume:
     def _throw(self, path: str, trash: Trash) -> None:
         folder, _, name = path.rpartition("/")
         with contextlib.suppress(FileNotFoundError):
-            parent = open_beneath(self._root, folder)
-            try:
+            with Closing(open_beneath(self._root, folder)) as parent:
                 trash.throw(parent, name)
-            finally:
-                os.close(parent)
             trash.empty()
 
     def _names(self, folder: str) -> Iterator[str]:
         """Sorted names; empty if the directory is not readable."""
-        with contextlib.suppress(OSError):
-            fd = open_beneath(self._root, folder)
-            try:
-                yield from sorted(os.listdir(fd))
-            finally:
-                os.close(fd)
+        with contextlib.suppress(OSError), Closing(open_beneath(self._root, folder)) as fd:
+            yield from sorted(os.listdir(fd))
 
 
 def _check(path: str) -> None:

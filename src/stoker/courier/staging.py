@@ -21,6 +21,7 @@ import threading
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from stoker.courier.trash import Trash
+from stoker.linux.descriptors import Closing
 from stoker.task import layout
 from stoker.task.safe_open import OPEN_DIRECTORY, open_beneath
 
@@ -215,11 +216,10 @@ class Staging:
     def open(self, path: str) -> Iterator[int]:
         """A directory below the task's, created if it is absent."""
         private = HOME in path.split("/")[:2]
-        fd = open_beneath(self._directory, path, create=True, mode=0o700 if private else 0o755)
-        try:
+        with Closing(
+            open_beneath(self._directory, path, create=True, mode=0o700 if private else 0o755)
+        ) as fd:
             yield fd
-        finally:
-            os.close(fd)
 
 
 def stage_of(home: str) -> str:
@@ -240,11 +240,8 @@ def regular(here: int, name: str) -> Optional[os.stat_result]:
 
 @contextlib.contextmanager
 def subdirectory(parent: int, name: str) -> Iterator[int]:
-    fd = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
-    try:
+    with Closing(os.open(name, OPEN_DIRECTORY, dir_fd=parent)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _drop_shared(here: int, trash: Trash) -> None:

@@ -19,6 +19,7 @@ import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from stoker.linux import inotify
+from stoker.linux.descriptors import Closing
 from stoker.task import courier_protocol, layout
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import open_beneath
@@ -172,7 +173,7 @@ class Sync:
             fd = open_beneath(self._directory, folder)
         except (FileNotFoundError, UnsafePath):
             return {}
-        try:
+        with Closing(fd):
             names = [name for name in _names(fd) if courier_protocol.grows(f"{folder}/{name}")]
             found = {}
             for name in sorted(names, key=_by_number, reverse=True)[:FILES]:
@@ -181,8 +182,6 @@ class Sync:
                     if stat.S_ISREG(info.st_mode):
                         found[f"{folder}/{name}"] = info.st_size
             return found
-        finally:
-            os.close(fd)
 
     def _add_growth(
         self, answer: SyncAnswer, request: SyncRequest, path: str, size: int, check: bool
@@ -195,13 +194,11 @@ class Sync:
             fd = self._local.open(path)
         except (FileNotFoundError, UnsafePath, PermissionError):
             return
-        try:
+        with Closing(fd):
             if held and not _continues(fd, held, tail):
                 answer.resets.append(path)
                 held = 0
             self._send(answer, path, fd, held, size, whole=not request.final)
-        finally:
-            os.close(fd)
 
     def _send(self, answer: SyncAnswer, path: str, fd: int, held: int, size: int, *, whole: bool) -> None:
         if held >= size:

@@ -13,6 +13,7 @@ import stat
 import threading
 from typing import Iterator
 
+from stoker.linux.descriptors import Closing
 from stoker.task.safe_open import OPEN_DIRECTORY, open_beneath
 
 
@@ -38,11 +39,8 @@ class Trash:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
-        fd = open_beneath(self._directory, self._path, create=True, mode=0o700)
-        try:
+        with Closing(open_beneath(self._directory, self._path, create=True, mode=0o700)) as fd:
             yield fd
-        finally:
-            os.close(fd)
 
 
 def _move(parent: int, name: str, trash: int) -> None:
@@ -74,10 +72,8 @@ def _remove(trash: int, name: str) -> bool:
         fd = os.open(name, OPEN_DIRECTORY, dir_fd=trash)
     except OSError:
         return False
-    try:
+    with Closing(fd):
         _take_apart(fd, trash)
-    finally:
-        os.close(fd)
     try:
         os.rmdir(name, dir_fd=trash)
     except OSError:

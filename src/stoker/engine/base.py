@@ -16,26 +16,6 @@ from stoker.spec import Job
 from stoker.task.directory import TaskDir
 from stoker.task.formats import TaskInfo
 
-__all__ = [
-    "ASIDE_FOR",
-    "Attempt",
-    "Drills",
-    "Engine",
-    "Gpu",
-    "Handle",
-    "Needs",
-    "Node",
-    "Observation",
-    "Presence",
-    "Resizes",
-    "SetsAside",
-    "Shows",
-    "Surroundings",
-    "TaskDir",
-    "TaskPlan",
-    "Watches",
-]
-
 Handle = Mapping[str, Any]
 """What an engine needs to find an attempt again: opaque JSON, stored verbatim."""
 

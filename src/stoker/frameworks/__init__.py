@@ -21,9 +21,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from stoker.frameworks.base import HELPER, Framework, TaskCommand, World, WorldMember
+from stoker.frameworks.base import Framework
 
-__all__ = ["HELPER", "NAMES", "TaskCommand", "Framework", "WorldMember", "World", "find"]
+__all__ = ["NAMES", "find"]
 
 PLAIN = "none"
 NAMES = ("torch", "tensorflow", "jax", "mpi", "horovod", "dask", PLAIN)

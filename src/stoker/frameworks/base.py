@@ -20,8 +20,6 @@ by its own interpreter and the path of that helper."""
 
 @dataclass(frozen=True)
 class WorldMember:
-    """One task of a world."""
-
     task: str
     """`worker-0`"""
     role: str
@@ -54,8 +52,6 @@ class World:
 
 @dataclass(frozen=True)
 class TaskCommand:
-    """What one task runs."""
-
     argv: tuple[str, ...]
     """Empty: the image's own command."""
     env: Mapping[str, str] = field(default_factory=dict)

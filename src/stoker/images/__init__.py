@@ -18,32 +18,8 @@ pushing     sends an image
 Everything is synchronous: call it from a worker thread.
 """
 
-from stoker.images.accounts import Account
-from stoker.images.build import Cache, Image, Settings, assemble, cache_home, write_archive
-from stoker.images.layers import Entry, Layer, LayerTree, write_layer
-from stoker.images.logins import Login, Logins
-from stoker.images.manifest import Blob, ImageConfig
-from stoker.images.reference import Reference
+from stoker.images.logins import Logins
 from stoker.images.registry import Registry
 from stoker.images.rules import HostRules
 
-__all__ = [
-    "Account",
-    "Blob",
-    "Cache",
-    "Entry",
-    "Image",
-    "ImageConfig",
-    "Layer",
-    "Login",
-    "Logins",
-    "Reference",
-    "Registry",
-    "HostRules",
-    "Settings",
-    "LayerTree",
-    "assemble",
-    "cache_home",
-    "write_archive",
-    "write_layer",
-]
+__all__ = ["HostRules", "Logins", "Registry"]

@@ -42,7 +42,6 @@ class Entry:
         return self.data is None and self.target is None
 
     def read(self) -> bytes:
-        """Content of a file."""
         return self.data.read_bytes() if isinstance(self.data, Path) else self.data or b""
 
 

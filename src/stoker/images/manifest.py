@@ -37,8 +37,6 @@ class Blob:
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """The settings of an image."""
-
     reference: str
     """With the digest of what the reference names: of the index, if there is one."""
     digest: str

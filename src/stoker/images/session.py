@@ -21,8 +21,6 @@ _LARGEST_ERROR = 64 << 10
 
 @dataclass(frozen=True)
 class RepositoryRequest:
-    """One request about a repository."""
-
     reference: Reference
     method: str
     path: str

@@ -6,7 +6,6 @@ salvage   for a task's part of a shared volume, where the machine with the rest 
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Iterable
 
@@ -15,6 +14,7 @@ from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.launcher.journal import Journal
 from stoker.launcher.process import exit_reason
 from stoker.launcher.task_files import take_lock
+from stoker.linux.descriptors import Closing
 from stoker.task.directory import StillHeld
 
 SALVAGE_NUMBERS = 500_000_000
@@ -35,7 +35,7 @@ def collect(directory: str, generation: int, *, patience: float = PATIENCE) -> N
             raise StillHeld(f"a launcher works on {directory}")
         time.sleep(0.02)
         lock = take_lock(directory)
-    try:
+    with Closing(lock):
         journal = Journal(directory)
         try:
             _scan(directory, journal, generation)
@@ -44,8 +44,6 @@ def collect(directory: str, generation: int, *, patience: float = PATIENCE) -> N
                 journal.append({"k": "ended", **exit_reason.lost(unfinished, time.time()).to_json()})
         finally:
             journal.close()
-    finally:
-        os.close(lock)
 
 
 def salvage(directory: str, generation: int, carried: Iterable[int]) -> None:

@@ -7,9 +7,11 @@ it were the root (a cgroup namespace). /proc/self/cgroup still has the whole pat
 from __future__ import annotations
 
 import posixpath
+import re
 from typing import Dict, Optional, Tuple
 
 V1_CONTROLLERS = ("memory", "cpu", "cpuacct", "pids", "freezer", "devices")
+_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def find(mountinfo: str, own: str) -> Tuple[Dict[str, str], Optional[str]]:
@@ -33,10 +35,8 @@ def find(mountinfo: str, own: str) -> Tuple[Dict[str, str], Optional[str]]:
 
 
 def unescape(word: str) -> str:
-    """mountinfo writes spaces, tabs, newlines and backslashes as octal escapes."""
-    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        word = word.replace(code, char)
-    return word
+    """A path from mountinfo, where spaces, tabs, newlines and backslashes are octal escapes."""
+    return _ESCAPED.sub(lambda found: chr(int(found.group(1), 8)), word)
 
 
 def _own_paths(own: str) -> Tuple[Dict[str, str], Optional[str]]:

@@ -10,7 +10,7 @@ import ctypes
 import errno
 import os
 import sys
-from typing import Any, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 LINUX = sys.platform.startswith("linux")
 
@@ -105,6 +105,40 @@ def stat_fields(pid: int) -> List[str]:
     """/proc/PID/stat from its third field (the state) on; empty when there is no such process."""
     text = read_text(f"/proc/{pid}/stat")
     return text[text.rfind(")") + 2 :].split()
+
+
+def descendants(root: int) -> List[int]:
+    found: List[int] = []
+    waiting = children(root)
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting.extend(children(pid))
+    return found
+
+
+def children(pid: int) -> List[int]:
+    """Direct children of all threads of the process."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
+        return _by_parent().get(pid, [])
+    found: List[int] = []
+    for thread in threads:
+        found.extend(int(word) for word in read_text(f"/proc/{pid}/task/{thread}/children").split())
+    return found
+
+
+def _by_parent() -> Dict[int, List[int]]:
+    """For kernels without /proc/PID/task/TID/children."""
+    found: Dict[int, List[int]] = {}
+    for name in os.listdir("/proc"):
+        fields = stat_fields(int(name)) if name.isdigit() else []
+        if fields:
+            found.setdefault(int(fields[1]), []).append(int(name))
+    return found
 
 
 def read_text(path: str) -> str:

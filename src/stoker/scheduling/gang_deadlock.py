@@ -14,7 +14,7 @@ pod at a time. So two gangs may each get half of what they need, and both would 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PATIENCE = 60.0
@@ -61,9 +61,8 @@ class Deadlock:
     """Decides which gangs are released. Remembers only the time of the last release, so a new instance at worst waits
     a little longer. Not thread-safe; `now` never goes back."""
 
-    def __init__(self, patience: float = PATIENCE, last: Mapping[str, float] | None = None) -> None:
-        self._patience = patience
-        self._last = dict(last or {})
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
         """Time of the last release, by cluster."""
 
     def judge(self, gangs: Sequence[PartialGang], now: float) -> list[LetGo]:
@@ -74,7 +73,7 @@ class Deadlock:
         return decided
 
     def _judge(self, here: list[PartialGang], where: str, now: float) -> list[LetGo]:
-        recent = now - self._last.get(where, now - self._patience) < self._patience
+        recent = now - self._last.get(where, now - PATIENCE) < PATIENCE
         stuck = [gang for gang in here if gang.no_room and now - gang.since >= self._early(gang)]
         released: dict[str, str] = {}
         if len(stuck) > 1 and not recent:
@@ -98,7 +97,7 @@ class Deadlock:
         return [LetGo(id, reason, wait(id, tries[id])) for id, reason in released.items()]
 
     def _early(self, gang: PartialGang) -> float:
-        return min(self._patience, gang.within / 2)
+        return min(PATIENCE, gang.within / 2)
 
 
 def wait(id: str, tries: int) -> float:

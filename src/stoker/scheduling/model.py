@@ -109,8 +109,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of one task."""
-
     node: str
     gpus: tuple[str, ...] = ()
 
@@ -148,8 +146,6 @@ class Shrink:
 
 @dataclass(frozen=True)
 class Held:
-    """A request and what it holds."""
-
     request: Request
     places: tuple[Place, ...]
     indexes: tuple[int, ...] = ()

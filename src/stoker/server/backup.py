@@ -26,6 +26,7 @@ from stoker import __version__
 from stoker.blobs import BlobStore
 from stoker.blobs.files import Copier, naming_full_disks, sync_file_system
 from stoker.errors import Refused
+from stoker.linux.descriptors import Closing
 from stoker.linux.process import start_time
 from stoker.server.config_file import with_database
 from stoker.settings import Home
@@ -138,16 +139,10 @@ def _mirror(source: Path, target: Path, copier: Copier, *, again: bool) -> None:
 
 
 def _copy(source: Path, target: Path, copier: Copier) -> None:
-    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with Closing(os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as fd:
         info = os.fstat(fd)
-        out = os.open(
-            target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, info.st_mode & 0o777 | 0o600
-        )
-        try:
+        with Closing(
+            os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, info.st_mode & 0o777 | 0o600)
+        ) as out:
             copier.copy(fd, out, info.st_size)
-        finally:
-            os.close(out)
         os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
-    finally:
-        os.close(fd)

@@ -29,8 +29,6 @@ OVER = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED, RunStat
 
 @dataclass(frozen=True)
 class LogQuery:
-    """Which lines are requested."""
-
     task: str | None = None
     attempt: int | None = None
     stream: str | None = None

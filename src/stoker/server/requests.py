@@ -92,11 +92,7 @@ class Scale(RequestBody):
     workers: Annotated[int, Field(ge=1, le=100_000)]
 
 
-class Missing(RequestBody):
-    digests: Annotated[list[Digest], Field(max_length=20_000)]
-
-
-class Contents(RequestBody):
+class Digests(RequestBody):
     digests: Annotated[list[Digest], Field(max_length=20_000)]
 
 

@@ -32,33 +32,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker.spec.flags import FLAGS, Flag
     from stoker.spec.from_flags import job_from_flags
-    from stoker.spec.job import Best, Checkpoint, Hang, Idle, Job, Resources, Role, Setup
+    from stoker.spec.job import Job
     from stoker.spec.load import load_job, override_job, parse_job
-    from stoker.spec.names import derive_name
-    from stoker.spec.quantities import Workers
     from stoker.spec.reference import reference_markdown
     from stoker.spec.schema import job_schema
     from stoker.spec.setup import setup_inputs
-    from stoker.spec.states import Cause, RunState
-    from stoker.spec.support import refuse_unsupported, unsupported
+    from stoker.spec.support import refuse_unsupported
 
 _HOMES = {
-    "Best": "job",
-    "Cause": "states",
-    "Checkpoint": "job",
-    "FLAGS": "flags",
-    "Flag": "flags",
-    "Hang": "job",
-    "Idle": "job",
     "Job": "job",
-    "Resources": "job",
-    "Role": "job",
-    "RunState": "states",
-    "Setup": "job",
-    "Workers": "quantities",
-    "derive_name": "names",
     "job_from_flags": "from_flags",
     "job_schema": "schema",
     "load_job": "load",
@@ -67,24 +50,10 @@ _HOMES = {
     "reference_markdown": "reference",
     "refuse_unsupported": "support",
     "setup_inputs": "setup",
-    "unsupported": "support",
 }
 
 __all__ = [
-    "Best",
-    "Cause",
-    "Checkpoint",
-    "FLAGS",
-    "Flag",
-    "Hang",
-    "Idle",
     "Job",
-    "Resources",
-    "Role",
-    "RunState",
-    "Setup",
-    "Workers",
-    "derive_name",
     "job_from_flags",
     "job_schema",
     "load_job",
@@ -93,7 +62,6 @@ __all__ = [
     "reference_markdown",
     "refuse_unsupported",
     "setup_inputs",
-    "unsupported",
 ]
 
 

@@ -21,8 +21,6 @@ _SERVES = ("ps", "evaluator", "scheduler")
 
 @dataclass(frozen=True)
 class RoleTasks:
-    """A role and its tasks."""
-
     role: str
     count: int
     """The largest number of tasks."""

@@ -113,10 +113,6 @@ class Tree:
         return self
 
 
-def is_digest(value: object) -> bool:
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
-
-
 def check_digest(value: object) -> str:
     """Returns the digest, or raises SpecError. Called before any digest becomes part of a path."""
     if not isinstance(value, str) or _DIGEST.fullmatch(value) is None:

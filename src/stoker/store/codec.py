@@ -84,10 +84,6 @@ def to_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def from_json(value: str) -> Any:
-    return json.loads(value)
-
-
 def _maybe(encoder: Encoder) -> Encoder:
     return lambda value: None if value is None else encoder(value)
 
@@ -182,7 +178,6 @@ EVENT: dict[str, Encoder] = {"t": number, "kind": text, "text": text, "data": to
 
 
 def columns(row: Any, encoders: Mapping[str, Encoder]) -> Columns:
-    """Every column of a row."""
     return {name: encode(getattr(row, name)) for name, encode in encoders.items()}
 
 
@@ -241,6 +236,7 @@ _JSON = {
     EventRow: ("data",),
     ClusterRow: ("config",),
 }
+_EXACT_NAMES = (CheckpointRow, PartRow, TransferRow)
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in _JSON}
 RUN_COLUMNS = tuple(f.name for f in fields(RunRow) if f.name != "record")
 """The columns of `run_row`, in its order."""
@@ -273,18 +269,6 @@ def _parse(value: str) -> Any:
     return found
 
 
-def checkpoint_row(row: Found) -> CheckpointRow:
-    return decode(CheckpointRow, {**row, "name": from_exact(row["name"])})
-
-
-def part_row(row: Found) -> PartRow:
-    return decode(PartRow, {**row, "name": from_exact(row["name"])})
-
-
-def transfer_row(row: Found) -> TransferRow:
-    return decode(TransferRow, {**row, "name": from_exact(row["name"])})
-
-
 def decode(kind: type[Row], row: Found) -> Row:
     """A row of any kind. Ignores columns that are not its fields."""
     try:
@@ -292,6 +276,8 @@ def decode(kind: type[Row], row: Found) -> Row:
         for name in _JSON[kind]:
             if values[name] is not None:
                 values[name] = json.loads(values[name])
+        if kind in _EXACT_NAMES:
+            values["name"] = from_exact(values["name"])
         if kind is AttemptRow:
             values["placement"] = placement.decode(values["placement"])
         return kind(**values)

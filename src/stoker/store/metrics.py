@@ -151,7 +151,6 @@ def summary(connection: Connection, run: str) -> list[dict[str, Any]]:
 
 
 def latest(connection: Connection, run: str) -> dict[str, float]:
-    """The newest value of each key."""
     values = {}
     for key, key_id in sorted(keys_of(connection, run).items()):
         row = connection.execute(LAST_POINT, {"key_id": key_id}).first()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Delete, Table, bindparam, delete, insert, select, update
 
 from stoker.errors import NotFound
 from stoker.store import codec, submissions
@@ -62,19 +62,16 @@ UPDATE_ATTEMPT = update(attempts).where(
 )
 UPDATE_CHECKPOINT = update(checkpoints).where(checkpoints.c.id == bindparam("of_id"))
 PART_KEY = ["run", "attempt", "generation", "task", "number"]
-DROP_PART = delete(checkpoint_parts).where(
-    *(checkpoint_parts.c[name] == bindparam(f"of_{name}") for name in PART_KEY)
-)
-DROP_PARTS = delete(checkpoint_parts).where(
-    checkpoint_parts.c.run == bindparam("of_run"), checkpoint_parts.c.attempt == bindparam("of_attempt")
-)
-DROP_TRANSFER = delete(checkpoint_transfers).where(
-    *(checkpoint_transfers.c[name] == bindparam(f"of_{name}") for name in PART_KEY)
-)
-DROP_TRANSFERS = delete(checkpoint_transfers).where(
-    checkpoint_transfers.c.run == bindparam("of_run"),
-    checkpoint_transfers.c.attempt == bindparam("of_attempt"),
-)
+
+
+def _drop(table: Table, key: list[str]) -> Delete:
+    return delete(table).where(*(table.c[name] == bindparam(f"of_{name}") for name in key))
+
+
+DROP_PART = _drop(checkpoint_parts, PART_KEY)
+DROP_PARTS = _drop(checkpoint_parts, ["run", "attempt"])
+DROP_TRANSFER = _drop(checkpoint_transfers, PART_KEY)
+DROP_TRANSFERS = _drop(checkpoint_transfers, ["run", "attempt"])
 ADD_EVENT = insert(events)
 
 

@@ -12,15 +12,12 @@ from sqlalchemy import Connection, Select, bindparam, func, select, union_all
 from stoker.errors import Conflict, NotFound
 from stoker.spec.states import RunState
 from stoker.store import codec
+from stoker.store.codec import Row
 from stoker.store.rows import (
     AttemptRow,
     CheckpointRow,
-    EventRow,
-    PartRow,
     RunFilter,
     RunRow,
-    TaskRow,
-    TransferRow,
 )
 from stoker.store.schema import (
     attempts,
@@ -237,12 +234,10 @@ def _build_page_statement(given: frozenset[str], one_state: bool, among_states: 
     return statement.order_by(seq.desc()).limit(bindparam("limit"))
 
 
-def _ids_starting_with(
-    connection: Connection, start: str, project: str | None, limit: int = 200
-) -> list[str]:
+def _ids_starting_with(connection: Connection, start: str, project: str | None) -> list[str]:
     if not start or not start.isascii() or not start.isprintable():
         return []
-    values = {"low": start, "high": start + "\x7f", "limit": limit}
+    values = {"low": start, "high": start + "\x7f", "limit": 200}
     return [row.id for row in connection.execute(IDS_BETWEEN, values) if project in (None, row.project)]
 
 
@@ -257,17 +252,16 @@ def _nearest_hint(connection: Connection, run_id: str) -> str:
 # -- rows of one run ---------------------------------------------------------------------------------------------
 
 
-def attempts_of(connection: Connection, run_id: str) -> list[AttemptRow]:
-    return [
-        codec.decode(AttemptRow, row)
-        for row in connection.execute(ATTEMPTS_OF, {"run": codec.text(run_id)}).mappings()
-    ]
+def rows_of(connection: Connection, kind: type[Row], statement: Select[Any], **values: Any) -> list[Row]:
+    """The rows that a statement finds, decoded. `run`: text of any form."""
+    values["run"] = codec.text(values["run"])
+    return [codec.decode(kind, row) for row in connection.execute(statement, values).mappings()]
 
 
 def attempt(connection: Connection, run_id: str, number: int) -> AttemptRow:
     row = connection.execute(ATTEMPT, {"run": codec.text(run_id), "number": number}).mappings().first()
     if row is None:
-        have = [str(found.number) for found in attempts_of(connection, run_id)]
+        have = [str(found.number) for found in rows_of(connection, AttemptRow, ATTEMPTS_OF, run=run_id)]
         raise NotFound(
             f"run {run_id!r} has no attempt {number}",
             hint=f"It has: {', '.join(have)}" if have else "It has not been started yet.",
@@ -288,43 +282,13 @@ def latest_attempts(connection: Connection, run_ids: Iterable[str]) -> dict[str,
     return found
 
 
-def tasks_of(connection: Connection, run_id: str, number: int) -> list[TaskRow]:
-    rows = connection.execute(TASKS_OF, {"run": codec.text(run_id), "attempt": number}).mappings()
-    return [codec.decode(TaskRow, row) for row in rows]
-
-
-def checkpoints_of(connection: Connection, run_id: str, *, kept_only: bool) -> list[CheckpointRow]:
-    statement = KEPT_CHECKPOINTS_OF if kept_only else CHECKPOINTS_OF
-    return [
-        codec.checkpoint_row(row)
-        for row in connection.execute(statement, {"run": codec.text(run_id)}).mappings()
-    ]
-
-
 def checkpoint(connection: Connection, checkpoint_id: str) -> CheckpointRow:
     row = connection.execute(CHECKPOINT, {"id": codec.text(checkpoint_id)}).mappings().first()
     if row is None:
         raise NotFound(
             f"no checkpoint {checkpoint_id!r}", hint="stoker show RUN lists the checkpoints of a run."
         )
-    return codec.checkpoint_row(row)
-
-
-def parts_of(connection: Connection, run_id: str, number: int) -> list[PartRow]:
-    rows = connection.execute(PARTS_OF, {"run": codec.text(run_id), "attempt": number}).mappings()
-    return [codec.part_row(row) for row in rows]
-
-
-def transfers_of(connection: Connection, run_id: str, number: int) -> list[TransferRow]:
-    rows = connection.execute(TRANSFERS_OF, {"run": codec.text(run_id), "attempt": number}).mappings()
-    return [codec.transfer_row(row) for row in rows]
-
-
-def events_of(connection: Connection, run_id: str) -> list[EventRow]:
-    return [
-        codec.decode(EventRow, row)
-        for row in connection.execute(EVENTS_OF, {"run": codec.text(run_id)}).mappings()
-    ]
+    return codec.decode(CheckpointRow, row)
 
 
 def cursors_of(connection: Connection, run_id: str, number: int) -> dict[tuple[str, str], int]:

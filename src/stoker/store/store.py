@@ -171,7 +171,7 @@ class Store:
         return self._database.read(queries.unfinished_attempts)
 
     def attempts(self, run_id: str) -> list[AttemptRow]:
-        return self._database.read(queries.attempts_of, run_id)
+        return self._database.read(queries.rows_of, AttemptRow, queries.ATTEMPTS_OF, run=run_id)
 
     def attempt(self, run_id: str, number: int) -> AttemptRow:
         return self._database.read(queries.attempt, run_id, number)
@@ -181,25 +181,28 @@ class Store:
         return self._database.read(queries.latest_attempts, list(run_ids))
 
     def tasks(self, run_id: str, attempt: int) -> list[TaskRow]:
-        return self._database.read(queries.tasks_of, run_id, attempt)
+        return self._database.read(queries.rows_of, TaskRow, queries.TASKS_OF, run=run_id, attempt=attempt)
 
     def checkpoints(self, run_id: str, kept_only: bool = False) -> list[CheckpointRow]:
         """Oldest first."""
-        return self._database.read(queries.checkpoints_of, run_id, kept_only=kept_only)
+        statement = queries.KEPT_CHECKPOINTS_OF if kept_only else queries.CHECKPOINTS_OF
+        return self._database.read(queries.rows_of, CheckpointRow, statement, run=run_id)
 
     def checkpoint(self, checkpoint_id: str) -> CheckpointRow:
         return self._database.read(queries.checkpoint, checkpoint_id)
 
     def checkpoint_parts(self, run_id: str, attempt: int) -> list[PartRow]:
         """Parts of the attempt's checkpoints that wait for other tasks, and of its newest complete ones."""
-        return self._database.read(queries.parts_of, run_id, attempt)
+        return self._database.read(queries.rows_of, PartRow, queries.PARTS_OF, run=run_id, attempt=attempt)
 
     def checkpoint_transfers(self, run_id: str, attempt: int) -> list[TransferRow]:
         """Checkpoints of the attempt whose bytes are on their way, each task's in the order of its journal."""
-        return self._database.read(queries.transfers_of, run_id, attempt)
+        return self._database.read(
+            queries.rows_of, TransferRow, queries.TRANSFERS_OF, run=run_id, attempt=attempt
+        )
 
     def events(self, run_id: str) -> list[EventRow]:
-        return self._database.read(queries.events_of, run_id)
+        return self._database.read(queries.rows_of, EventRow, queries.EVENTS_OF, run=run_id)
 
     def cursors(self, run_id: str, attempt: int) -> dict[tuple[str, str], int]:
         """(task, file) -> offset."""

@@ -13,6 +13,8 @@ import typing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, TypeVar, Union
 
+from stoker.linux.descriptors import Closing
+
 FORMAT = 1
 """Increased when an older reader could misread the files."""
 SHORTEST_SECRET = 6
@@ -283,13 +285,10 @@ def _fits(value: Any, kind: Any) -> bool:
 def write_json(path: str, value: Mapping[str, Any], *, mode: int = 0o644, durable: bool = False) -> None:
     """Replace a file in one step: readers see the old or the new, never a mixture."""
     temporary = f"{path}.{os.getpid()}.tmp"
-    fd = create(temporary, mode)
-    try:
+    with Closing(create(temporary, mode)) as fd:
         write_all(fd, json.dumps(value, separators=(",", ":")).encode())
         if durable:
             os.fsync(fd)
-    finally:
-        os.close(fd)
     os.replace(temporary, path)
     if durable:
         sync_directory(os.path.dirname(path))
@@ -331,14 +330,11 @@ def parse_lines(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
 
 
 def sync_directory(path: str) -> None:
-    fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Closing(os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

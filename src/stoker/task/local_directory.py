@@ -12,6 +12,7 @@ import os
 import stat
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Type
 
+from stoker.linux.descriptors import Closing
 from stoker.task import formats, layout
 
 
@@ -66,16 +67,12 @@ class LocalTaskDir:
         """Append a JSON line to a file beneath the root and sync it."""
         parent, name = self._parent(path)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
+        with Closing(parent):
             fd = _regular(name, flags, parent, path)
-        finally:
-            os.close(parent)
-        try:
+        with Closing(fd):
             # Ends a line that a full disk or a power cut left incomplete.
             formats.write_all(fd, b"\n")
             formats.append_line(fd, value, durable=True)
-        finally:
-            os.close(fd)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -110,28 +107,22 @@ class LocalTaskDir:
             fd = self.open(path)
         except FileNotFoundError:
             return b""
-        try:
+        with Closing(fd):
             return os.pread(fd, limit, offset)
-        finally:
-            os.close(fd)
 
     def size(self, path: str) -> int:
         try:
             fd = self.open(path)
         except FileNotFoundError:
             return 0
-        try:
+        with Closing(fd):
             return os.fstat(fd).st_size
-        finally:
-            os.close(fd)
 
     def open(self, path: str) -> int:
         """A descriptor of a regular file beneath the root. The caller closes it."""
         parent, name = self._parent(path)
-        try:
+        with Closing(parent):
             return _regular(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, parent, path)
-        finally:
-            os.close(parent)
 
     def list(self, path: str = "") -> List[str]:
         """Names in a directory beneath the root, sorted; empty when it does not exist."""
@@ -139,10 +130,8 @@ class LocalTaskDir:
             fd = self._directory(path)
         except FileNotFoundError:
             return []
-        try:
+        with Closing(fd):
             return sorted(os.listdir(fd))
-        finally:
-            os.close(fd)
 
     # -- helpers ---------------------------------------------------------------------------------------------
 
@@ -158,16 +147,10 @@ class LocalTaskDir:
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace a file of the root directory in one step, mode 0600, whatever user code has put there."""
         temporary = f"{name}.{os.getpid()}.tmp"
-        root = self._directory("")
-        try:
-            fd = formats.create(temporary, 0o600, dir_fd=root)
-            try:
+        with Closing(self._directory("")) as root:
+            with Closing(formats.create(temporary, 0o600, dir_fd=root)) as fd:
                 formats.write_all(fd, json.dumps(value, separators=(",", ":")).encode())
-            finally:
-                os.close(fd)
             os.replace(temporary, name, src_dir_fd=root, dst_dir_fd=root)
-        finally:
-            os.close(root)
 
     def _parent(self, path: str) -> Tuple[int, str]:
         parts = path.split("/")

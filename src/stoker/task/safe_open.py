@@ -12,6 +12,7 @@ import os
 import stat
 from typing import NamedTuple, Optional
 
+from stoker.linux.descriptors import Closing
 from stoker.task.local_directory import UnsafePath
 
 MAX_DEPTH = 100
@@ -38,10 +39,8 @@ def open_beneath(root: str, path: str, *, create: bool = False, mode: int = 0o75
         if part in ("", ".", "..") or "\0" in part:
             os.close(fd)
             raise UnsafePath(errno.EPERM, "not a path beneath the task directory", path)
-        try:
+        with Closing(fd):
             child = _open_child(fd, part, path, create, mode)
-        finally:
-            os.close(fd)
         fd = child
     return fd
 
@@ -90,11 +89,8 @@ def occupied(parent: int, name: str) -> bool:
         return False
     except OSError as exc:
         raise _unsafe(exc, name) from exc
-    try:
-        with os.scandir(fd) as entries:
-            return next(entries, None) is not None
-    finally:
-        os.close(fd)
+    with Closing(fd), os.scandir(fd) as entries:
+        return next(entries, None) is not None
 
 
 def _open_child(fd: int, name: str, path: str, create: bool, mode: int) -> int:

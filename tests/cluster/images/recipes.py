@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from recipe import debian, python, stoker
 
-from stoker.images import Cache, Image, Layer, LayerTree, Registry, Settings, assemble
+from stoker.images import Registry
+from stoker.images.build import Cache, Image, Settings, assemble
+from stoker.images.layers import Layer, LayerTree
 
 HERE = Path(__file__).parent
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -16,7 +16,7 @@ from typing import Any
 
 from recipe import debian
 
-from stoker.images import cache_home
+from stoker.images.build import cache_home
 
 HERE = Path(__file__).parent
 

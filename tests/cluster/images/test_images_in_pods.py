@@ -14,7 +14,8 @@ from harness.api import until
 
 from images import NAMES, build_test_images
 from images.recipes import build
-from stoker.images import Registry, write_archive
+from stoker.images import Registry
+from stoker.images.build import write_archive
 
 RESTRICTED = {
     "allowPrivilegeEscalation": False,

@@ -19,6 +19,7 @@ from stoker.engine.base import Attempt, Handle, Observation, Presence, Resizes, 
 from stoker.engine.local.containers import commands, tasks
 from stoker.engine.local.host import cgroups, processes
 from stoker.errors import Refused
+from stoker.linux.syscalls import children
 from stoker.spec import Job
 from stoker.task import formats, layout
 from support import container_runtimes
@@ -221,7 +222,7 @@ def test_out_of_memory_and_other_kills(box: Any, runtime: Runtime) -> None:
         ending = await box.ended(greedy)
         assert (ending.kind, ending.limit, ending.signal) == ("oom", limit, signal.SIGKILL)
         await box.said(killed, "up")
-        inside = processes.children(processes.Identity.from_json(_record(box, "run-2")).pid)
+        inside = children(processes.Identity.from_json(_record(box, "run-2")).pid)
         assert await box.engine.hurt(killed, "worker-0", "launcher")
         seen = await box.gone("run-2")
         assert "is gone" in seen.proof

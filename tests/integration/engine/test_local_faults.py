@@ -19,6 +19,7 @@ from stoker.errors import EngineUnavailable
 from stoker.launcher.forkserver import child
 from stoker.launcher.task_files import take_lock
 from stoker.linux import process
+from stoker.linux.syscalls import children
 from stoker.task.formats import TaskInfo
 
 SLEEP = "import time; print('up'); time.sleep(600)"
@@ -75,7 +76,7 @@ def test_when_the_fork_server_dies_another_one_is_started(box) -> None:
     async def story() -> None:
         first = await box.start(SLEEP, run="first")
         await box.said(first, "up")
-        (pid,) = [child for child in processes.children(os.getpid()) if _name(child) == "stoker-forksrv"]
+        (pid,) = [child for child in children(os.getpid()) if _name(child) == "stoker-forksrv"]
         os.kill(pid, signal.SIGKILL)
         second = await box.start("print('hello')", run="second")
         assert (await box.ended(second)).code == 0

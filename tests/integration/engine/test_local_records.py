@@ -17,6 +17,7 @@ import pytest
 from stoker.engine.base import Attempt, Presence, TaskPlan
 from stoker.engine.local.host import processes
 from stoker.engine.local.tasks.registry import DIRECTORY_LOST, RECORD_LOST
+from stoker.linux.syscalls import children
 from stoker.task import layout
 
 SLEEP = "import time; print('up'); time.sleep(600)"
@@ -80,7 +81,7 @@ def test_a_neighbours_group_in_the_directory_is_not_killed(box: Any) -> None:
         seen = {one.run: (one.presence, one.incarnation) for one in await box.engine.observe()}
         assert seen == {"run-1": (Presence.GONE, 1), "run-2": (Presence.ALIVE, 1)}
         record = json.loads(box.record("run-2").read_text())
-        assert processes.children(record["pid"])
+        assert children(record["pid"])
 
     box.run(story)
 
@@ -111,7 +112,7 @@ def test_what_ran_before_is_shown_as_lost_and_never_started_anew(box: Any, what:
         handle = await box.start(SLEEP)
         await box.said(handle, "up")
         launcher = json.loads(box.record().read_text())["pid"]
-        (body,) = processes.children(launcher)
+        (body,) = children(launcher)
 
         def lose(root: Path) -> None:
             if what == "record":

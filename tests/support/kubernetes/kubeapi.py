@@ -21,7 +21,8 @@ import trustme
 import yaml
 from aiohttp import web
 
-from stoker.engine.kubernetes.api import Kube, KubeConfig
+from stoker.engine.kubernetes.api.client import Kube
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 
 Object = dict[str, Any]
 Script = Callable[[web.Request], web.StreamResponse | None]

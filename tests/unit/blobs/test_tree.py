@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import SpecError, TooLarge
-from stoker.spec.tree import Tree, TreeFile, check_digest, is_digest
+from stoker.spec.tree import Tree, TreeFile, check_digest
 
 A = hashlib.sha256(b"a").hexdigest()
 
@@ -110,7 +110,6 @@ def test_caps() -> None:
 
 @pytest.mark.parametrize("value", ["", "A" * 64, "g" * 64, "../" + "a" * 61, A + "\n", A[:-1], None, 7])
 def test_invalid_digests(value: object) -> None:
-    assert not is_digest(value)
     with pytest.raises(SpecError, match="not a SHA-256 digest"):
         check_digest(value)
 

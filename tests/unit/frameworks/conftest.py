@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.frameworks import World, WorldMember
-from stoker.frameworks.base import Framework
+from stoker.frameworks.base import Framework, World, WorldMember
 from stoker.spec import Job
 from stoker.spec.roles import parts
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.frameworks import NAMES, World, WorldMember, find
+from stoker.frameworks import NAMES, find
+from stoker.frameworks.base import World, WorldMember
 from stoker.launcher.helpers import horovod
 from stoker.spec import parse_job
 from stoker.spec.roles import parts

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import SpecError
-from stoker.frameworks import HELPER, NAMES, TaskCommand, World, WorldMember, find
+from stoker.frameworks import NAMES, find
+from stoker.frameworks.base import HELPER, TaskCommand, World, WorldMember
 from stoker.spec import Job
 from stoker.spec.keys import CHOICES
 from stoker.spec.roles import parts

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.errors import ImageError
-from stoker.images import Account, Blob, ImageConfig, Registry, accounts
+from stoker.images import Registry, accounts
+from stoker.images.accounts import Account
+from stoker.images.manifest import Blob, ImageConfig
 from stoker.images.tarscan import members
 from support.fake_registry import Fake, Reply, digest
 

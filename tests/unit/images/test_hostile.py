@@ -15,7 +15,9 @@ import pytest
 import trustme
 
 from stoker.errors import ImageError, Refused, RegistryDenied, RegistryUnreachable
-from stoker.images import HostRules, Image, LayerTree, Registry, Settings, assemble, write_layer
+from stoker.images import HostRules, Registry
+from stoker.images.build import Image, Settings, assemble
+from stoker.images.layers import LayerTree, write_layer
 from support.fake_registry import Fake, Reply, Seen, digest, logins
 
 PATH = "/v2/team/app"

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ImageError, SpecError
-from stoker.images import Cache, Entry, Layer, LayerTree, Settings, assemble, write_archive, write_layer
+from stoker.images.build import Cache, Settings, assemble, write_archive
+from stoker.images.layers import Entry, Layer, LayerTree, write_layer
 from support.image_layers import sample
 
 
@@ -50,7 +51,7 @@ def test_the_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
     assert write_layer(backwards, tmp_path / "second").digest == first.digest
     script = f"""
 import os, sys; os.umask(0o077); sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from pathlib import Path; from support.image_layers import sample; from stoker.images import write_layer
+from pathlib import Path; from support.image_layers import sample; from stoker.images.layers import write_layer
 print(write_layer(sample(), Path({str(tmp_path / "third")!r})).digest)
 """
     environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C"}

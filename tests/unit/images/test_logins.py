@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from stoker.errors import RegistryDenied, SpecError
-from stoker.images import Login, Logins, Reference
+from stoker.images import Logins
+from stoker.images.logins import Login
+from stoker.images.reference import Reference
 
 
 def auth(pair: str) -> dict[str, str]:

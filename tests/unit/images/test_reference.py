@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.errors import SpecError
-from stoker.images import Reference
+from stoker.images.reference import Reference
 
 SHA = "sha256:" + "a" * 64
 

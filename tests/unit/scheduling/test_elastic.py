@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stoker.errors import Conflict
-from stoker.scheduling import Ask, Grow, NodeShape, Place, Request, Scheduler, Start, gpu_name
+from stoker.scheduling import Ask, Grow, NodeShape, Place, Request, Scheduler, Start
+from stoker.scheduling.model import gpu_name
 from support.scheduling import scheduler
 
 GI = 1 << 30

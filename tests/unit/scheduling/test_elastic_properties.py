@@ -17,7 +17,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.scheduling import Ask, Grow, Held, NodeShape, Place, Request, Scheduler, Shrink, Snapshot
+from stoker.scheduling import Ask, Grow, NodeShape, Place, Request, Scheduler, Shrink
+from stoker.scheduling.model import Held, Snapshot
 
 QUIET = settings(print_blob=True)
 ASKS = [Ask(cpu=1), Ask(cpu=1), Ask(cpu=2), Ask(gpu=1), Ask(cpu=1, gpu=1)]

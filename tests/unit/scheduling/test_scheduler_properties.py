@@ -11,7 +11,8 @@ import hypothesis.strategies as st
 from hypothesis import assume, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.scheduling import Ask, Held, NodeShape, Place, Request, Scheduler, Snapshot, Start
+from stoker.scheduling import Ask, NodeShape, Place, Request, Scheduler, Start
+from stoker.scheduling.model import Held, Snapshot
 
 QUIET = settings(print_blob=True)
 

@@ -15,6 +15,7 @@ from stoker.client import ship
 from stoker.client.tree import Changed, Scan, scan
 from stoker.errors import BlobDamaged, Conflict, SpecError, TooLarge
 from stoker.spec.tree import Tree, TreeFile
+from support.blobs import place, stored
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 
@@ -57,7 +58,7 @@ def test_blobs_before_a_bad_one_are_kept(rig: Any) -> None:
     good, bad = framed(b"good"), b"0" * 64 + b" 3\nbad"
     with pytest.raises(BlobDamaged):
         rig.client.code_blobs([good + bad])
-    assert rig.blobs.has(hashlib.sha256(b"good").hexdigest()) and rig.blobs.usage().blobs == 1
+    assert rig.blobs.has(hashlib.sha256(b"good").hexdigest()) and stored(rig.blobs) == 1
 
 
 def test_an_upload_cut_short_leaves_no_blob(rig: Any) -> None:
@@ -67,7 +68,7 @@ def test_an_upload_cut_short_leaves_no_blob(rig: Any) -> None:
             f"{head}Content-Length: 5000000\r\n\r\n".encode() + b"0" * 64 + b" 4000000\n" + b"x" * 1_000_000
         )
     assert rig.client.health()["status"] == "ok"
-    assert rig.blobs.usage().blobs == 0
+    assert stored(rig.blobs) == 0
 
 
 def test_trees(rig: Any) -> None:
@@ -117,7 +118,7 @@ def test_shipping_sends_only_what_is_missing(rig: Any, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     digest = ship.ship(rig.client, work, cache, lambda sent, total: told.append((sent, total)))
     assert told[-1] == (2_000_007, 2_000_007)
-    rig.blobs.place(digest, tmp_path / "placed")
+    place(rig.blobs, digest, tmp_path / "placed")
     assert (tmp_path / "placed" / "pkg" / "data.bin").read_bytes() == (work / "pkg" / "data.bin").read_bytes()
     (work / "train.py").write_text("print(2)")
     told.clear()
@@ -158,7 +159,7 @@ def test_a_file_that_changes_while_it_is_sent_is_scanned_again(
 
     monkeypatch.setattr(rig.client, "code_missing", edit_meanwhile)
     digest = ship.ship(rig.client, work, cache)
-    rig.blobs.place(digest, tmp_path / "placed")
+    place(rig.blobs, digest, tmp_path / "placed")
     assert (tmp_path / "placed" / "a.py").read_text() == "newer"
 
 
@@ -173,4 +174,4 @@ def test_a_file_changed_without_its_times(rig: Any, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Scan, "same", lambda self, sha256, fd: True)
     with pytest.raises(Changed):
         ship.upload(rig.client, seen)
-    assert rig.blobs.usage().blobs == 0
+    assert stored(rig.blobs) == 0

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import SpecError
-from stoker.spec import FLAGS, Job, job_from_flags, override_job, parse_job
+from stoker.spec import Job, job_from_flags, override_job, parse_job
+from stoker.spec.flags import FLAGS
 
 BASE = "run: python train.py\nresources: {gpu: 2}\nsetup: make\ntimeout: 1h\nenv: {A: 1}\n"
 GOOD: list[tuple[str, str, Any]] = [
@@ -172,7 +173,8 @@ def test_flags_are_distinct() -> None:
 def test_flags_and_words_do_not_import_pydantic_or_yaml() -> None:
     code = (
         "import sys, stoker.spec, stoker.spec.states\n"
-        "from stoker.spec import FLAGS, RunState, derive_name\n"
+        "from stoker.spec.flags import FLAGS\n"
+        "from stoker.spec.names import derive_name\n"
         "print([m for m in ('pydantic', 'yaml', 'pathspec') if m in sys.modules])"
     )
     done = subprocess.run(

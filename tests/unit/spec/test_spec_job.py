@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from stoker.errors import SpecError
-from stoker.spec import Job, Workers, derive_name, load_job, parse_job, setup_inputs
-from stoker.spec.quantities import duration, show_duration, show_size, size
+from stoker.spec import Job, load_job, parse_job, setup_inputs
+from stoker.spec.names import derive_name
+from stoker.spec.quantities import Workers, duration, show_duration, show_size, size
 
 EVERYTHING = """
 name: digits

@@ -11,24 +11,11 @@ from pydantic import BaseModel
 
 from stoker import spec
 from stoker.errors import Refused, SpecError
-from stoker.spec import (
-    FLAGS,
-    Best,
-    Checkpoint,
-    Hang,
-    Idle,
-    Job,
-    Resources,
-    Role,
-    Setup,
-    job_schema,
-    parse_job,
-    reference_markdown,
-    refuse_unsupported,
-    unsupported,
-)
+from stoker.spec import Job, job_schema, parse_job, reference_markdown, refuse_unsupported
+from stoker.spec.flags import FLAGS
+from stoker.spec.job import Best, Checkpoint, Hang, Idle, Resources, Role, Setup
 from stoker.spec.keys import KEYS
-from stoker.spec.support import NOT_YET
+from stoker.spec.support import NOT_YET, unsupported
 
 ROOT = Path(__file__).parents[3]
 

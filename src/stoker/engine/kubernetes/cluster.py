@@ -12,7 +12,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from stoker.engine.kubernetes import names
-from stoker.engine.kubernetes.api import Change, Informer, Kind, Kube, KubeConfig, KubeError, Select, kinds
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.client import Kube
+from stoker.engine.kubernetes.api.errors import KubeError
+from stoker.engine.kubernetes.api.informer import Change, Informer, Select
+from stoker.engine.kubernetes.api.kinds import Kind
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.errors import EngineUnavailable, StokerError
 

@@ -121,8 +121,6 @@ class _Part(BaseModel):
 
 
 class Size(_Part):
-    """The size of a node."""
-
     cpu: Cpu
     memory: Memory
     gpu: Count = 0

@@ -10,10 +10,11 @@ from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
-from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Surroundings, TaskDir
+from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Surroundings
 from stoker.engine.change_feed import ChangeFeed, Key
 from stoker.engine.kubernetes import capacity, fault_injection, job_validation, names, preflight
-from stoker.engine.kubernetes.api import Change, kinds
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.informer import Change
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.courier_client.connections import Connections, NoAddress
@@ -29,6 +30,7 @@ from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Settings
 from stoker.spec import Job
 from stoker.task import container_layout
+from stoker.task.directory import TaskDir
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.engine.kubernetes.api import KubeError
+from stoker.engine.kubernetes.api.errors import KubeError
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.config import IN_CLUSTER, ClusterConfig
 from stoker.engine.kubernetes.manifests.template import MAIN

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from stoker.engine.kubernetes import capacity
-from stoker.engine.kubernetes.api import KubeError, kinds
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.errors import KubeError
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.errors import StokerError

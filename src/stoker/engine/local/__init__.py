@@ -10,10 +10,8 @@ doctor       what a person should know about this machine
 
 from __future__ import annotations
 
-from stoker.engine.local.doctor import Fact, doctor_facts
+from stoker.engine.local.doctor import doctor_facts
 from stoker.engine.local.engine import LocalEngine
-from stoker.engine.local.host.isolation import Isolation, probe
 from stoker.engine.local.tasks.records import end_holding, launchers
-from stoker.engine.local.tasks.task_info import render
 
-__all__ = ["Fact", "Isolation", "LocalEngine", "doctor_facts", "end_holding", "launchers", "probe", "render"]
+__all__ = ["LocalEngine", "doctor_facts", "end_holding", "launchers"]

@@ -32,6 +32,7 @@ from stoker.engine.local.tasks.starter import Starter
 from stoker.engine.local.tasks.task_info import group_name, render
 from stoker.engine.local.tasks.terminator import Terminator
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound, Refused
+from stoker.linux import syscalls
 from stoker.linux.process import boot_id
 from stoker.settings import Settings
 from stoker.spec import Job, refuse_unsupported
@@ -224,13 +225,13 @@ class LocalEngine:
         if how == "launcher":
             processes.send(identity, signal.SIGKILL, known.pidfd)
             return f"killed launcher {identity.pid}"
-        children = processes.children(identity.pid)
+        children = syscalls.children(identity.pid)
         bodies = [child for child in children if processes.task_directory(child) == known.path]
         if known.info.pid_namespace and not bodies:
             # Its environment cannot be read. In a PID namespace a launcher has no other children.
             bodies = children
         if bodies:
-            processes.kill(bodies[:1], lambda: processes.children(identity.pid))
+            processes.kill(bodies[:1], lambda: syscalls.children(identity.pid))
             return f"killed process {bodies[0]}"
         raise NotFound(f"{task} of {known.place.run} has no training process")
 
@@ -448,7 +449,6 @@ class LocalEngine:
         await self._terminator.end(known, grace)
 
     async def _cancel_starts(self, keys: list[Key]) -> None:
-        """Cancel the start of these containers."""
         tasks = [self._starts[key] for key in keys if key in self._starts]
         for task in tasks:
             task.cancel()

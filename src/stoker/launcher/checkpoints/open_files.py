@@ -15,6 +15,7 @@ import signal
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from stoker.launcher.checkpoints import snapshot
+from stoker.linux.descriptors import Closing
 
 Identity = Tuple[int, int]
 """Device and inode."""
@@ -28,23 +29,19 @@ def being_written(directory: str, members: Iterable[snapshot.FileState]) -> Set[
         root = snapshot.open_directory(directory)
     except OSError:
         return found
-    try:
+    with Closing(root):
         for member in members:
             try:
                 fd = snapshot.open_file(root, member.path)
             except OSError:
                 continue
-            try:
+            with Closing(fd):
                 answer = _has_writer(fd)
                 info = os.fstat(fd)
-            finally:
-                os.close(fd)
             if answer:
                 found.add(member.ino)
             elif answer is None:
                 unknown[(info.st_dev, info.st_ino)] = member.ino
-    finally:
-        os.close(root)
     found.update(ino for _, ino in seen_in_processes(set(unknown)))
     return found
 
@@ -66,24 +63,24 @@ def _has_writer(fd: int) -> Optional[bool]:
     return False
 
 
-def seen_in_processes(wanted: Set[Identity], proc: str = "/proc") -> Set[Identity]:
+def seen_in_processes(wanted: Set[Identity]) -> Set[Identity]:
     """Those of these files that a process has open for writing, as far as /proc shows it. Empty without /proc."""
     found: Set[Identity] = set()
     if not wanted:
         return found
-    for pid in _processes(proc):
+    for pid in _processes():
         try:
-            _find_open(f"{proc}/{pid}", wanted, found)
-            _find_mapped(f"{proc}/{pid}", wanted, found)
+            _find_open(f"/proc/{pid}", wanted, found)
+            _find_mapped(f"/proc/{pid}", wanted, found)
         except OSError:
             # The process has ended, or belongs to another user.
             continue
     return found
 
 
-def _processes(proc: str) -> List[str]:
+def _processes() -> List[str]:
     try:
-        return [name for name in os.listdir(proc) if name.isdigit()]
+        return [name for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return []
 

@@ -346,7 +346,6 @@ class Scanner:
         self._stager.submit(candidate.job)
 
     def _collect(self, now: float, *, wait: bool = False) -> None:
-        """Process the outcomes of finished copies."""
         while True:
             outcome = self._stager.next_outcome(None if wait else 0.0)
             if outcome is None:

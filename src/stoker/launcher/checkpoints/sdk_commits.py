@@ -7,6 +7,7 @@ import os
 import stat
 from typing import Any, Dict, List, Optional
 
+from stoker.linux.descriptors import Closing
 from stoker.task import checkpoint_names, formats, layout
 
 _LIMIT = 1 << 20
@@ -38,12 +39,10 @@ class Commits:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return []
-        try:
+        with Closing(fd):
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 return []
             data = os.pread(fd, _LIMIT, self.offset)
-        finally:
-            os.close(fd)
         lines, used = formats.split_lines(data)
         # The SDK writes no line longer than one read: it is skipped.
         self.offset += used or (len(data) if len(data) == _LIMIT else 0)

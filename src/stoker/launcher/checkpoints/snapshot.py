@@ -12,6 +12,7 @@ import re
 import stat
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
+from stoker.linux.descriptors import Closing
 from stoker.task import checkpoint_names
 
 MAX_FILES = 200_000
@@ -69,11 +70,9 @@ def snapshot(directory: str, members: Iterable[str]) -> Signature:
         if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return ()
         raise
-    try:
+    with Closing(fd):
         for name in members:
             _collect(fd, name, name, found)
-    finally:
-        os.close(fd)
     found.sort()
     return tuple(found)
 
@@ -102,13 +101,11 @@ def is_pointer(directory: str, name: str) -> bool:
         )
     except OSError:
         return True
-    try:
+    with Closing(fd):
         kind = os.fstat(fd).st_mode
         if not stat.S_ISREG(kind):
             return not stat.S_ISDIR(kind)
         return b"\0" not in os.read(fd, _BEGINNING)
-    finally:
-        os.close(fd)
 
 
 def units(directory: str, names: Iterable[str]) -> Dict[str, List[str]]:
@@ -170,9 +167,7 @@ def _collect(fd: int, name: str, path: str, found: List[FileState]) -> None:
         if exc.errno == errno.ELOOP:
             return
         raise
-    try:
+    with Closing(child):
         for entry in os.listdir(child):
             if not checkpoint_names.is_unfinished(entry):
                 _collect(child, entry, f"{path}/{entry}", found)
-    finally:
-        os.close(child)

@@ -29,6 +29,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from stoker.launcher.checkpoints import snapshot
 from stoker.launcher.verify import verify
 from stoker.linux import direct_io, idle_throttle
+from stoker.linux.descriptors import Closing
 from stoker.task import formats
 
 HEADROOM = 16 << 20
@@ -215,16 +216,13 @@ def _can_reflink(job: StagingJob, signature: snapshot.Signature) -> bool:
     probe = job.target + ".probe"
     root = snapshot.open_directory(job.source)
     try:
-        source = snapshot.open_file(root, max(signature, key=lambda member: member.size).path)
-        try:
+        with Closing(snapshot.open_file(root, max(signature, key=lambda member: member.size).path)) as source:
             target = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 return _reflink(source, target)
             finally:
                 os.close(target)
                 os.unlink(probe)
-        finally:
-            os.close(source)
     except OSError:
         return False
     finally:
@@ -235,16 +233,14 @@ def _copy_all(
     job: StagingJob, signature: snapshot.Signature, pause: idle_throttle.Pause
 ) -> Optional[List[Dict[str, Any]]]:
     """Copy the files; their entries as in `StagedCheckpoint.files`, or None when one of them changed meanwhile."""
-    root = snapshot.open_directory(job.source)
-    try:
+    with Closing(snapshot.open_directory(job.source)) as root:
         files: List[Dict[str, Any]] = []
         for member in signature:
             if job.stale:
                 return None
             target = os.path.join(job.target, member.path)
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-            source = snapshot.open_file(root, member.path)
-            try:
+            with Closing(snapshot.open_file(root, member.path)) as source:
                 if not _unchanged(source, member):
                     return None
                 sha256 = _copy(
@@ -256,12 +252,8 @@ def _copy_all(
                 )
                 if not _unchanged(source, member):
                     return None
-            finally:
-                os.close(source)
             files.append(formats.CheckpointFile(member.path, member.size, sha256, member.mode).to_json())
         return files
-    finally:
-        os.close(root)
 
 
 def _unchanged(fd: int, member: snapshot.FileState) -> bool:
@@ -274,8 +266,7 @@ def _copy(
 ) -> str:
     """Copy one file. Returns the SHA-256 of the copy; empty where it is not needed."""
     sha256 = hashlib.sha256() if job.hashed or member.size < direct_io.LARGE else None
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with Closing(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as fd:
         cloned = _reflink(source, fd)
         if sha256 is not None or not cloned:
             writer = None if cloned else direct_io.Writer(fd, member.size)
@@ -290,8 +281,6 @@ def _copy(
             if writer is not None:
                 writer.finish()
         os.fchmod(fd, member.mode & 0o777 | 0o400)
-    finally:
-        os.close(fd)
     return "" if sha256 is None else sha256.hexdigest()
 
 
@@ -325,11 +314,8 @@ def _with_identity(file: Dict[str, Any], member: snapshot.FileState) -> Dict[str
 def sync_tree(path: str) -> None:
     for directory, _, names in os.walk(path):
         for name in names:
-            fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with Closing(os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC)) as fd:
                 os.fsync(fd)
-            finally:
-                os.close(fd)
         formats.sync_directory(directory)
 
 

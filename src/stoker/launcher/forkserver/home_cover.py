@@ -12,6 +12,7 @@ import sys
 from typing import Any, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from stoker.linux import syscalls
+from stoker.linux.cgroup_paths import unescape
 
 _EMPTY = "size=256k,mode=700"
 _PARTS = (".", "-", "~")
@@ -108,7 +109,7 @@ def mounts(mountinfo: str) -> List[Mounted]:
     for line in mountinfo.splitlines():
         words = line.split(" ")
         if len(words) > 4:
-            found.append(Mounted(words[2], _unescape(words[3]), _unescape(words[4])))
+            found.append(Mounted(words[2], unescape(words[3]), unescape(words[4])))
     return found
 
 
@@ -186,12 +187,6 @@ def _join(start: str, path: str, without: str) -> str:
     """`path` with its prefix `without` replaced by `start`."""
     rest = path[len(without.rstrip("/")) :].lstrip("/")
     return os.path.join(start, rest) if rest else start
-
-
-def _unescape(text: str) -> str:
-    """A path from mountinfo, where spaces and backslashes are octal escapes."""
-    head, *rest = text.split("\\")
-    return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
 
 
 def _report_failure(place: str, exc: OSError) -> None:

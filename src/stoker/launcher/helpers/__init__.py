@@ -20,10 +20,11 @@ stacks        stacks
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
-from typing import Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Callable, List, Mapping, Optional, Sequence
 
 MARK = "{helper}"
 """As the first word of a command."""
@@ -59,54 +60,20 @@ def become(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def main(argv: List[str]) -> int:
-    helper = _HELPERS.get(argv[0]) if argv else None
-    if helper is None:
+    """Only the helper that is asked for is imported: each runs in a process of its own."""
+    name = argv[0] if argv else ""
+    if name not in _HELPERS:
         print(f"stoker: no such helper: {' '.join(argv[:1])!r}", file=sys.stderr)
         return BAD_USAGE
-    return helper(argv[1:])
+    helper: Callable[..., int] = importlib.import_module(f"{__name__}.{_HELPERS[name]}").main
+    return helper(argv[1:], wrap=["horovod-rank"]) if name == "horovodrun" else helper(argv[1:])
 
 
-def _remote_shell(argv: List[str]) -> int:
-    from stoker.launcher.helpers import rsh_server
-
-    return rsh_server.main(argv)
-
-
-def _mpi_agent(argv: List[str]) -> int:
-    from stoker.launcher.helpers import rsh_client
-
-    return rsh_client.main(argv)
-
-
-def _mpirun(argv: List[str]) -> int:
-    from stoker.launcher.helpers import mpirun
-
-    return mpirun.main(argv)
-
-
-def _horovodrun(argv: List[str]) -> int:
-    from stoker.launcher.helpers import mpirun
-
-    return mpirun.main(argv, wrap=["horovod-rank"])
-
-
-def _horovod_rank(argv: List[str]) -> int:
-    from stoker.launcher.helpers import horovod
-
-    return horovod.main(argv)
-
-
-def _stacks(argv: List[str]) -> int:
-    from stoker.launcher.helpers import stacks
-
-    return stacks.main(argv)
-
-
-_HELPERS: Dict[str, Callable[[List[str]], int]] = {
-    "remote-shell": _remote_shell,
-    "mpi-agent": _mpi_agent,
-    "mpirun": _mpirun,
-    "horovodrun": _horovodrun,
-    "horovod-rank": _horovod_rank,
-    "stacks": _stacks,
+_HELPERS = {
+    "remote-shell": "rsh_server",
+    "mpi-agent": "rsh_client",
+    "mpirun": "mpirun",
+    "horovodrun": "mpirun",
+    "horovod-rank": "horovod",
+    "stacks": "stacks",
 }

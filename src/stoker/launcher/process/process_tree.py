@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import AbstractSet, Any, FrozenSet, List, Mapping, Optional, Tuple
 
 from stoker.linux import syscalls
 
@@ -58,10 +58,10 @@ class ProcessTree:
 
     def pids(self) -> List[int]:
         """Every process of the tree, with its pid in the /proc that is mounted here."""
-        return [pid for pid in descendants(_own_number()) if pid not in self.excluded]
+        return [pid for pid in syscalls.descendants(_own_number()) if pid not in self.excluded]
 
     def _only_excluded_left(self) -> bool:
-        return bool(self.excluded) and self.excluded.issuperset(children(os.getpid()))
+        return bool(self.excluded) and self.excluded.issuperset(syscalls.children(os.getpid()))
 
     def terminate(self) -> None:
         """Send SIGTERM to the tree.
@@ -77,10 +77,10 @@ class ProcessTree:
         if me != os.getpid():
             _kill(-1, signal.SIGTERM)
             return
-        waiting = [pid for pid in children(me) if pid not in self.excluded]
+        waiting = [pid for pid in syscalls.children(me) if pid not in self.excluded]
         while waiting:
             pid = waiting.pop()
-            beneath = [] if _handles_sigterm(pid) else children(pid)
+            beneath = [] if _handles_sigterm(pid) else syscalls.children(pid)
             _kill(pid, signal.SIGTERM)
             waiting.extend(beneath)
 
@@ -109,7 +109,7 @@ def kill_beneath(root: int, cgroup: Optional[Mapping[str, Any]] = None) -> None:
     if not syscalls.LINUX:
         _signal_groups(signal.SIGKILL)
         return
-    found = set(descendants(root))
+    found = set(syscalls.descendants(root))
     for path in (cgroup or {}).get("procs", [])[:1]:
         _write(os.path.join(os.path.dirname(path), "cgroup.kill"), "1")
         found.update(int(word) for word in syscalls.read_text(path).split() if word != "0")
@@ -117,39 +117,6 @@ def kill_beneath(root: int, cgroup: Optional[Mapping[str, Any]] = None) -> None:
     found.discard(root)
     for pid in found:
         _kill(pid, signal.SIGKILL)
-
-
-def descendants(root: int) -> List[int]:
-    found: List[int] = []
-    waiting = children(root)
-    while waiting:
-        pid = waiting.pop()
-        found.append(pid)
-        waiting.extend(children(pid))
-    return found
-
-
-def children(pid: int) -> List[int]:
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-    if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
-        return _by_parent().get(pid, [])
-    found: List[int] = []
-    for thread in threads:
-        found.extend(int(word) for word in syscalls.read_text(f"/proc/{pid}/task/{thread}/children").split())
-    return found
-
-
-def _by_parent() -> Dict[int, List[int]]:
-    """For kernels without /proc/PID/task/TID/children."""
-    found: Dict[int, List[int]] = {}
-    for name in os.listdir("/proc"):
-        fields = syscalls.stat_fields(int(name)) if name.isdigit() else []
-        if fields:
-            found.setdefault(int(fields[1]), []).append(int(name))
-    return found
 
 
 def _own_number() -> int:

@@ -17,6 +17,7 @@ from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence, Set, Tuple
 from stoker.launcher import task_files
 from stoker.launcher.process import container_env, process_tree
 from stoker.linux import syscalls
+from stoker.linux.descriptors import Closing
 from stoker.task import layout
 from stoker.task.formats import Order, TaskInfo
 
@@ -238,11 +239,8 @@ def _child(
 
 
 def join(path: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with Closing(os.open(path, os.O_WRONLY | os.O_CLOEXEC)) as fd:
         os.write(fd, b"0")
-    finally:
-        os.close(fd)
 
 
 def execute(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from stoker.blobs import BlobStore
 from stoker.errors import BlobDamaged, Conflict, SpecError, TooLarge
-from stoker.server.requests import Missing
+from stoker.server.requests import Digests
 from stoker.server.responses import JsonAnswer, error
 from stoker.server.routes import services_of
 from stoker.spec.tree import CODE_BYTES, Tree, check_digest
@@ -29,7 +29,7 @@ _HEAD = 64 + 1 + 12
 
 
 @router.post("/missing")
-def missing(request: Request, body: Missing) -> JsonAnswer:
+def missing(request: Request, body: Digests) -> JsonAnswer:
     return JsonAnswer({"missing": services_of(request).blobs.missing(body.digests)})
 
 
@@ -69,7 +69,7 @@ class BodyReader:
         while b"\n" not in self._rest:
             if len(self._rest) > _HEAD:
                 raise SpecError("the body is not a sequence of `SHA256 SIZE` lines and contents")
-            more = self._more()
+            more = self._pull()
             if not more:
                 if self._rest:
                     raise SpecError("the body ends in the middle of a line")
@@ -81,15 +81,12 @@ class BodyReader:
     def take(self, size: int) -> Iterator[bytes]:
         """Exactly `size` bytes, or less at the end of the body."""
         while size > 0:
-            data = self._rest or self._more()
+            data = self._rest or self._pull()
             if not data:
                 return
             self._rest = data[size:]
             yield data[:size]
             size -= min(size, len(data))
-
-    def _more(self) -> bytes:
-        return self._pull()
 
 
 def store_blobs(body: BodyReader, blobs: BlobStore) -> int:

@@ -20,7 +20,8 @@ from starlette.responses import Response, StreamingResponse
 
 from stoker.blobs import Listing
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
-from stoker.server.requests import Contents
+from stoker.linux.descriptors import Closing
+from stoker.server.requests import Digests
 from stoker.server.responses import JsonAnswer, error
 from stoker.server.routes import run_of, services_of
 from stoker.server.services import Services
@@ -81,7 +82,7 @@ def content(
 
 @router.post("/contents")
 def contents(
-    request: Request, run: str, body: Contents, what: What = "outputs", checkpoint: str | None = None
+    request: Request, run: str, body: Digests, what: What = "outputs", checkpoint: str | None = None
 ) -> Response:
     """Many files in one answer, each named by its hash. A hash that is not among this run's files is reported as
     missing, even if another run has it."""
@@ -178,15 +179,13 @@ def _send(request: Request, file: Stored, fd: int) -> Response:
 
 
 async def _pieces(fd: int, start: int, end: int) -> AsyncIterator[bytes]:
-    try:
+    with Closing(fd):
         while start < end:
             data = await run_in_threadpool(os.pread, fd, min(_CHUNK, end - start), start)
             if not data:
                 return
             start += len(data)
             yield data
-    finally:
-        os.close(fd)
 
 
 def byte_range(header: str | None, size: int) -> tuple[int, int, bool]:

@@ -124,7 +124,6 @@ def dialect_for(url_or_path: str | Path, *, busy_timeout: float = 5.0, epoch: in
 
 
 def file_dialect(path: Path, *, busy_timeout: float = 5.0) -> SqliteDialect:
-    """The dialect of a database file."""
     from stoker.store.dialects.sqlite import SqliteDialect  # lazy: as above
 
     return SqliteDialect(path, busy_timeout=busy_timeout)

@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.linux.descriptors import Closing
+
 SCHEME = "sqlite"
 MAGIC = b"SQLite format 3\0"
 STALE = 3600.0
@@ -76,7 +78,7 @@ def read_log(path: Path) -> Log | str | None:
         fd = os.open(wal(path), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    try:
+    with Closing(fd):
         header = os.pread(fd, _WAL_HEADER, 0)
         if len(header) < _WAL_HEADER:
             return None
@@ -86,8 +88,6 @@ def read_log(path: Path) -> Log | str | None:
         if not _header_is_valid(header):
             return "the start of its write-ahead log is overwritten"
         return _read_frames(fd, header, size)
-    finally:
-        os.close(fd)
 
 
 def _read_frames(fd: int, header: bytes, size: int) -> Log | str:
@@ -131,7 +131,6 @@ def _any_after(fd: int, start: int, size: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Syncs the bytes of a file."""
     _sync(path, os.O_RDONLY)
 
 
@@ -142,11 +141,8 @@ def sync_name(path: Path) -> None:
 
 
 def _sync(path: Path, flags: int) -> None:
-    fd = os.open(path, flags | os.O_CLOEXEC)
-    try:
+    with Closing(os.open(path, flags | os.O_CLOEXEC)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def temporary(path: Path) -> Path:

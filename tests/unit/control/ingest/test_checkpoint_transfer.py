@@ -19,6 +19,7 @@ from stoker.linux import direct_io, idle_throttle
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import LocalTaskDir
+from support.blobs import stored
 
 DATA = bytes(3 * direct_io.PIECE)
 
@@ -101,7 +102,7 @@ def test_a_transfer_is_abandoned_when_its_server_ends_and_repeated_by_the_next(
     closed.set()
     with pytest.raises(Abandoned):
         carrying.result(60)
-    assert blobs.usage().blobs == 0
+    assert stored(blobs) == 0
     assert (tmp_path / layout.staged(1) / "last.pt").stat().st_size == len(DATA)
     another = CheckpointTransfers()
     digest, _ = carry(another, task, blobs).result(60)

@@ -15,7 +15,10 @@ import pytest
 import trustme
 from aiohttp import web
 
-from stoker.engine.kubernetes.api import Informer, Kube, KubeConfig, Select, informer, kinds
+from stoker.engine.kubernetes.api import informer, kinds
+from stoker.engine.kubernetes.api.client import Kube
+from stoker.engine.kubernetes.api.informer import Informer, Select
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 from stoker.errors import EngineUnavailable
 from support.kubernetes.kubeapi import Api, kubeconfig, status
 from support.waiting import wait_async

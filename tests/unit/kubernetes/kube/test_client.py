@@ -13,7 +13,11 @@ import trustme
 from aiohttp import web
 
 from stoker import __version__
-from stoker.engine.kubernetes.api import Kind, Kube, KubeConfig, KubeError, KubeUnavailable, kinds
+from stoker.engine.kubernetes.api import kinds, session
+from stoker.engine.kubernetes.api.client import Kube
+from stoker.engine.kubernetes.api.errors import KubeError, KubeUnavailable
+from stoker.engine.kubernetes.api.kinds import Kind
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 from stoker.errors import EngineError, EngineUnavailable, TooLarge
 from support.kubernetes.kubeapi import Api, kubeconfig, status, talking
 from support.waiting import wait_async
@@ -34,10 +38,7 @@ def test_objects_are_created_read_changed_and_deleted(path: Path, ca: trustme.CA
             assert taken.value.exists and not taken.value.conflict
             assert (await kube.get(kinds.PODS, "a"))["spec"] == {"x": 1}
             await kube.patch(kinds.PODS, "a", {"spec": {"x": 2}})
-            with pytest.raises(KubeError) as stale:
-                await kube.replace(kinds.PODS, made)
-            assert stale.value.conflict and not stale.value.exists
-            assert [pod["spec"]["x"] for pod in await kube.list(kinds.PODS)] == [2]
+            assert [pod["spec"]["x"] for pod in (await kube.snapshot(kinds.PODS))[0]] == [2]
             assert not await kube.delete(kinds.PODS, "a", uid="another")
             assert await kube.delete(kinds.PODS, "a", grace=0)
             assert not await kube.delete(kinds.PODS, "a")
@@ -56,7 +57,7 @@ def test_calls_are_counted_by_verb_and_kind_and_share_connections(path: Path, ca
             api.page = 2
             for number in range(5):
                 await kube.create(kinds.PODS, {"metadata": {"name": f"p{number}"}})
-            assert len(await kube.list(kinds.PODS)) == 5
+            assert len((await kube.snapshot(kinds.PODS))[0]) == 5
             await kube.get(kinds.PODS, "p0")
             await kube.request("POST", "/api/v1/namespaces/default/pods/https:p0:1/proxy/v1/sync", body=b"x")
             assert await kube.version() == "v1.37.0"
@@ -171,7 +172,7 @@ def test_a_write_whose_connection_breaks_is_not_sent_again(path: Path, ca: trust
                 await kube.create(kinds.PODS, {"metadata": {"name": "a"}})
             assert len(api.seen) == 1
             api.scripts.append(cut)
-            assert await kube.list(kinds.PODS) == []
+            assert (await kube.snapshot(kinds.PODS))[0] == []
 
     asyncio.run(story())
 
@@ -221,7 +222,7 @@ def test_an_answer_without_json_is_unavailable(path: Path, ca: trustme.CA) -> No
         async with talking(path, Api(ca)) as (api, kube):
             api.scripts.append(lambda _: web.Response(text='{"items": [{"metadata": {"na'))
             with pytest.raises(KubeUnavailable, match="not JSON"):
-                await kube.list(kinds.PODS)
+                (await kube.snapshot(kinds.PODS))[0]
             api.scripts.append(lambda _: web.Response(status=502, text="<html>Bad\nGateway"))
             with pytest.raises(KubeUnavailable, match="502: <html>Bad Gateway"):
                 await kube.create(kinds.PODS, {"metadata": {"name": "a"}})
@@ -242,9 +243,13 @@ def test_bodies_go_through_unchanged_up_to_a_limit(path: Path, ca: trustme.CA) -
     asyncio.run(story())
 
 
-def test_requests_under_way_are_limited_but_not_those_that_last(path: Path, ca: trustme.CA) -> None:
+def test_requests_under_way_are_limited_but_not_those_that_last(
+    path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "CONCURRENCY", 3)
+
     async def story() -> None:
-        async with talking(path, Api(ca), concurrency=3) as (api, kube):
+        async with talking(path, Api(ca)) as (api, kube):
             api.silent = True
             short = [asyncio.create_task(kube.get(kinds.PODS, "a")) for _ in range(10)]
             long = [asyncio.create_task(kube.request("GET", "/x")) for _ in range(10)]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker.engine.kubernetes.api import KubeConfig
-from stoker.engine.kubernetes.api.kubeconfig import in_cluster
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig, in_cluster
 from stoker.errors import SpecError
 
 

@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 import trustme
 
-from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeUnavailable, credentials, exec_plugin, kinds
+from stoker.engine.kubernetes.api import credentials, exec_plugin, kinds
+from stoker.engine.kubernetes.api.client import Kube
+from stoker.engine.kubernetes.api.errors import KubeUnavailable
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 from support.kubernetes.kubeapi import Api, kubeconfig, talking
 from support.processes import alive
 from support.waiting import wait_async

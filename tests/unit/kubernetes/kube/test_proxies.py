@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeUnavailable
+from stoker.engine.kubernetes.api.client import Kube
+from stoker.engine.kubernetes.api.errors import KubeUnavailable
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 from stoker.engine.kubernetes.api.proxies import excluded, proxy_for, shown
 from stoker.errors import SpecError
 from support.kubernetes.kubeapi import Api, kubeconfig

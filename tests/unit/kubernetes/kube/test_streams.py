@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
-from stoker.engine.kubernetes.api import KubeError, KubeUnavailable
+from stoker.engine.kubernetes.api.errors import KubeError, KubeUnavailable
 from stoker.errors import TooLarge
 from support.kubernetes.kubeapi import Api, kubeconfig, status, talking
 from support.waiting import wait_async

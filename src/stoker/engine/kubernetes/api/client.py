@@ -39,7 +39,7 @@ class Kube:
     Every call raises KubeError when the API server refused, and KubeUnavailable when there was no answer (after a
     bounded number of tries where a retry is harmless). `namespace=None` is the configured one, `""` (list and watch
     only) all of them. `timeout` is for the whole call, in seconds. The caller may keep or change returned objects.
-    Create and patch are sent again only if the server said that they were not done. A replace or delete whose
+    Create and patch are sent again only if the server said that they were not done. A delete whose
     connection broke is sent again once, because it has the same effect.
     """
 
@@ -48,10 +48,9 @@ class Kube:
         self._forwards: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def from_config(cls, config: KubeConfig, *, concurrency: int = 32) -> Kube:
-        """`concurrency`: requests in progress at a time; long ones (watch, logs, proxy, exec, forward) are not
-        counted. Does not connect yet; must be called inside the event loop."""
-        return cls(Session(config, concurrency=concurrency))
+    def from_config(cls, config: KubeConfig) -> Kube:
+        """Does not connect yet; must be called inside the event loop."""
+        return cls(Session(config))
 
     async def close(self) -> None:
         """End all requests, connections and forwards. May be called twice."""
@@ -82,18 +81,6 @@ class Kube:
     ) -> Object:
         return await self._send("get", kind, "GET", self._path(kind, namespace, name), timeout=timeout)
 
-    async def list(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: str = "",
-        fields: str = "",
-        timeout: float = 60,
-    ) -> Objects:
-        """All objects, read in pages, as of one moment. Each has its `apiVersion` and `kind`."""
-        return (await self.snapshot(kind, namespace, labels=labels, fields=fields, timeout=timeout))[0]
-
     async def snapshot(
         self,
         kind: Kind,
@@ -104,7 +91,8 @@ class Kube:
         trim: Callable[[Object], Object] | None = None,
         timeout: float = 60,
     ) -> tuple[Objects, str]:
-        """As `list`, with the resource version from which a watch continues. `trim` is applied to each page."""
+        """All objects, read in pages, as of one moment, each with its `apiVersion` and `kind`; and the resource version
+        from which a watch continues. `trim` is applied to each page."""
         path = self._path(kind, namespace)
         selectors = _selectors(labels, fields)
         params = {"limit": str(PAGE), **selectors}
@@ -143,20 +131,6 @@ class Kube:
         path = self._path(kind, _namespace(obj, namespace))
         return await self._send("create", kind, "POST", path, params=params, content=obj, timeout=timeout)
 
-    async def replace(
-        self,
-        kind: Kind,
-        obj: Object,
-        namespace: str | None = None,
-        *,
-        subresource: str = "",
-        timeout: float = 30,
-    ) -> Object:
-        """KubeError with `.conflict` if `obj` has a resourceVersion and it is not the newest."""
-        path = self._path(kind, _namespace(obj, namespace), obj["metadata"]["name"], subresource)
-        params = {"fieldManager": FIELD_MANAGER}
-        return await self._send("update", kind, "PUT", path, params=params, content=obj, timeout=timeout)
-
     async def patch(
         self,
         kind: Kind,
@@ -184,11 +158,10 @@ class Kube:
         *,
         grace: int | None = None,
         uid: str = "",
-        propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
         timeout: float = 30,
     ) -> bool:
         """False: it does not exist (or, with `uid`, another object has the name). `grace` in seconds; 0 forces."""
-        options: Object = {"propagationPolicy": propagation}
+        options: Object = {"propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         if uid:

@@ -33,6 +33,8 @@ from stoker.errors import TooLarge
 
 CONNECT_TIMEOUT: Final = 10.0
 TRIES: Final = 4
+CONCURRENCY: Final = 32
+"""Requests in progress at a time; long ones (watch, logs, proxy, exec, forward) are not counted."""
 MAX_WAIT: Final = 10.0
 """The longest `Retry-After` in seconds that is obeyed here; a longer one is left to the caller."""
 IDLE: Final = 30.0
@@ -80,7 +82,7 @@ class Call:
 class Session:
     """Belongs to one event loop and is made inside it. Nothing is connected before the first request."""
 
-    def __init__(self, config: KubeConfig, *, concurrency: int = 32) -> None:
+    def __init__(self, config: KubeConfig) -> None:
         self.config = config
         self.calls: Counter[tuple[str, str]] = Counter()
         self._proxy = proxies.proxy_for(config.server, config.proxy_url, os.environ) or None
@@ -88,7 +90,7 @@ class Session:
         self._login: Login = (
             StoredLogin(config) if config.user.plugin is None else PluginLogin(config, config.user.plugin)
         )
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(CONCURRENCY)
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._connector = _connector(self._socket)
         self._http = aiohttp.ClientSession(

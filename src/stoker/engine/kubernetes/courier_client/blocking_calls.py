@@ -50,8 +50,6 @@ class Pauses:
 
 
 class Pending:
-    """A call in progress."""
-
     def __init__(self, courier: Courier, request: Signed, future: concurrent.futures.Future[Answer]) -> None:
         self._courier = courier
         self._request = request

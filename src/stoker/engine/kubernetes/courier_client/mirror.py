@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.linux.descriptors import Closing
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.courier_protocol import Malformed
 
@@ -137,13 +138,11 @@ class Mirror:
             fd = os.open(self._root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return
-        try:
+        with Closing(fd):
             info = os.fstat(fd)
             if stat.S_ISREG(info.st_mode) and info.st_size:
                 begin = max(0, info.st_size - courier_protocol.TAIL)
                 self._hold(path, _Held(info.st_size, os.pread(fd, courier_protocol.TAIL, begin)))
-        finally:
-            os.close(fd)
 
     def _append(self, path: str, offset: int, piece: memoryview) -> None:
         held = self._held.get(path) or _Held(0, b"")
@@ -192,11 +191,8 @@ class Mirror:
 
     def _replace(self, path: str, data: bytes) -> None:
         temporary = self._root / f"{path}.tmp"
-        fd = formats.create(str(temporary), 0o600)
-        try:
+        with Closing(formats.create(str(temporary), 0o600)) as fd:
             formats.write_all(fd, data)
-        finally:
-            os.close(fd)
         temporary.replace(self._root / path)
 
     def _forget(self, path: str) -> None:

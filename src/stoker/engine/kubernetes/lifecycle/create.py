@@ -17,7 +17,8 @@ from typing import Any
 
 from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.kubernetes import names
-from stoker.engine.kubernetes.api import KubeError, kinds
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.errors import KubeError
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.manifests import credentials
 from stoker.engine.kubernetes.manifests import pod as render

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.engine.kubernetes import capacity, names
-from stoker.engine.kubernetes.api import KubeError, kinds
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.errors import KubeError
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.courier_client.connections import Connections
 from stoker.errors import Conflict, EngineError

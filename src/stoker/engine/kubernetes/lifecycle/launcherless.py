@@ -21,12 +21,14 @@ from typing import Any, BinaryIO
 
 from stoker.engine.change_feed import Key
 from stoker.engine.kubernetes import names
-from stoker.engine.kubernetes.api import KubeError, KubeUnavailable, kinds
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.errors import KubeError, KubeUnavailable
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.lifecycle.pod_log import PodLog
 from stoker.engine.kubernetes.manifests.template import MAIN
 from stoker.engine.kubernetes.status import pod_causes
 from stoker.errors import EngineError, StokerError
+from stoker.linux.descriptors import Closing
 from stoker.settings import LogSettings
 from stoker.spec.states import Cause
 from stoker.task import formats, layout
@@ -141,7 +143,6 @@ class LauncherlessTask:
 
     @property
     def container_started(self) -> bool:
-        """Whether its container was started."""
         state = (pod_causes.status_of(self._pod, MAIN) or {}).get("state") or {}
         return "running" in state or "terminated" in state
 
@@ -305,11 +306,8 @@ class LauncherlessTask:
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        fd = os.open(self.root / layout.JOURNAL, flags, 0o600)
-        try:
+        with Closing(os.open(self.root / layout.JOURNAL, flags, 0o600)) as fd:
             formats.append_line(fd, entry)
-        finally:
-            os.close(fd)
 
     def _status(self, phase: str, ending: Ending | None) -> None:
         order = self.directory.order()

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from pathlib import Path
 
+from stoker.linux.descriptors import Closing
 from stoker.task import formats, layout
 from stoker.task.formats import LogLine
 
@@ -134,11 +135,8 @@ class PodLog:
             data = b"".join(framed[:count])
             framed = framed[count:]
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            fd = os.open(self._root / layout.segment(number), flags, 0o600)
-            try:
+            with Closing(os.open(self._root / layout.segment(number), flags, 0o600)) as fd:
                 formats.write_all(fd, data)
-            finally:
-                os.close(fd)
             self._sizes[number] += len(data)
             self.written += len(data)
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.engine.kubernetes.api import KubeError, kinds
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.errors import KubeError
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.manifests import scheduling
 from stoker.engine.kubernetes.manifests.template import MAIN

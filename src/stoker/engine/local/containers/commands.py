@@ -23,8 +23,6 @@ RUNTIMES = ("podman", "docker")
 
 @dataclass(frozen=True)
 class Runtime:
-    """The container runtime of this machine."""
-
     program: str
     """podman | docker"""
     path: str
@@ -39,8 +37,6 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Container:
-    """One container."""
-
     name: str
     image: str
     labels: Mapping[str, str] = field(default_factory=dict)

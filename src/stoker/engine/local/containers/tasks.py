@@ -247,7 +247,6 @@ class ContainerTasks:
         return removed
 
     def _warn_once(self, about: str, words: str) -> None:
-        """Log it once."""
         if about not in self._reported:
             self._reported.add(about)
             log.warning(words)

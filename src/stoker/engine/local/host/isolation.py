@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.engine.local.host import cgroups, processes
-from stoker.linux import cgroup_paths
+from stoker.linux import cgroup_paths, syscalls
 
 PID_NAMESPACE = "pid namespace"
 USER_NAMESPACE = "user + pid namespace"
@@ -259,7 +259,7 @@ def _try_joining(directory: str) -> str | None:
 def _find_v2_tree(own: str, name: str) -> tuple[cgroups.CgroupTree | None, tuple[str, ...], str]:
     """Version 2: the own subtree if it was delegated, else a systemd scope, else, as root, the top of the hierarchy."""
     own = own.removesuffix(f"/{cgroups.SERVER_LEAF}")
-    ours = {os.getpid(), *_descendants(os.getpid())}
+    ours = {os.getpid(), *syscalls.descendants(os.getpid())}
     problem = delegate(own, name, ours)
     if problem is None:
         return _tree_at(f"{own}/{name}"), (), ""
@@ -326,16 +326,6 @@ def _scope() -> tuple[str, ...] | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return command if done.returncode == 0 else None
-
-
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    waiting = processes.children(pid)
-    while waiting:
-        child = waiting.pop()
-        found.append(child)
-        waiting.extend(processes.children(child))
-    return found
 
 
 # -- messages ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.linux.descriptors import Closing
 from stoker.linux.process import boot_id
 
 LINUX = sys.platform.startswith("linux")
@@ -26,8 +27,6 @@ _DEAD = ("Z", "X", "x")
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of one process."""
-
     boot_id: str
     pid: int
     start_time: int
@@ -87,10 +86,8 @@ def send(identity: Identity, number: int, pidfd: int | None = None) -> bool:
                 return False
             os.kill(identity.pid, number)
             return True
-        try:
+        with Closing(fd):
             signal.pidfd_send_signal(fd, number)
-        finally:
-            os.close(fd)
     except ProcessLookupError:
         return False
     return True
@@ -160,18 +157,6 @@ def _has_open(pid: str, wanted: os.stat_result) -> bool:
         if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
             return True
     return False
-
-
-def children(pid: int) -> list[int]:
-    """Direct children of all threads of the process."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-    found: list[int] = []
-    for thread in threads:
-        found.extend(int(word) for word in read_text(f"/proc/{pid}/task/{thread}/children").split())
-    return found
 
 
 def task_directory(pid: int) -> str | None:

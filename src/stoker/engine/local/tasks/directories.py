@@ -22,6 +22,7 @@ from pathlib import Path
 from stoker.engine.base import ASIDE_FOR
 from stoker.errors import EngineError
 from stoker.linux import idle_throttle
+from stoker.linux.descriptors import Closing
 from stoker.task import formats, layout
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
 
@@ -33,8 +34,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, order=True)
 class TaskPlace:
-    """Identifies a task."""
-
     run: str
     attempt: int
     task: str
@@ -123,10 +122,8 @@ def remove_tree(path: Path) -> None:
         parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
-    try:
+    with Closing(parent):
         _remove_entry(parent, path.name, top=None, depth=0)
-    finally:
-        os.close(parent)
 
 
 def discard(attempt: Path) -> None:
@@ -220,13 +217,12 @@ def _remove_entry(parent: int, name: str, top: int | None, depth: int) -> None:
         # Too deep for descriptors and stack: moved to the top level, where the next round finds it.
         os.rename(name, f".deep-{info.st_ino}", src_dir_fd=parent, dst_dir_fd=top)
         return
-    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
+    with Closing(
+        os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    ) as fd:
         while names := os.listdir(fd):
             for child in names:
                 _remove_entry(fd, child, fd if top is None else top, depth + 1)
-    finally:
-        os.close(fd)
     os.rmdir(name, dir_fd=parent)
 
 

@@ -99,8 +99,6 @@ class TaskRecords:
 
 @dataclass(frozen=True)
 class LivingLauncher:
-    """A living launcher."""
-
     run: str
     identity: Identity
     holds: bool
