@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-from support import worlds
+import worlds  # lies beside it in the run
 
 NAME = "orphaned.json"
 

@@ -28,7 +28,7 @@ from stoker.errors import EngineUnavailable
 from support.waiting import wait_async
 
 REVIEWS = Kind("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
-SERVER = Path(__file__).parent / "probes" / "pod_server.py"
+SERVER = Path(__file__).with_name("pod_server.py")
 
 
 @contextlib.asynccontextmanager

@@ -6,12 +6,12 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from boxes import CLUSTER, ClusterBox, box
 
+from support.gangs import WORLDS
 from support.waiting import wait
 
 __all__ = ["box"]
@@ -153,7 +153,7 @@ def both(
     """Run one job file here and in the cluster, and compare the results key by key."""
     box.write("train.py", TRAIN)
     box.write("gang.py", GANG)
-    shutil.copy(Path(__file__).parents[1] / "acceptance" / "worlds.py", box.work / "worlds.py")
+    shutil.copy(WORLDS, box.work)
     box.write("stoker.yaml", JOB.format(run=run, image="null", more=more).replace("image: null\n", ""))
     runs = {
         where: box.json("submit", "-d", "stoker.yaml", "--set", f"cluster={where}", *args)["id"]

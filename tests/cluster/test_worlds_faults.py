@@ -20,7 +20,7 @@ from boxes import ClusterBox
 from faulting import box
 from rooms import fill
 
-from support.gangs import begin, check, checkpointed, generation, lines, sizes, starts, trains
+from support.gangs import WORLDS, begin, check, checkpointed, generation, lines, sizes, starts, trains
 from support.waiting import wait
 
 __all__ = ["box"]
@@ -143,9 +143,8 @@ def orphaned(body: Body) -> dict[str, Any]:
 def test_a_silent_node_and_a_frozen_member_are_fenced(box: ClusterBox) -> None:
     """The agents of a node are gone; one member there trains on, the other is frozen. No replacement
     starts before `lost_after`. Nothing that the old members do counts, not even after a thaw."""
-    for script in ("worlds.py", "ghosts.py"):
-        source = next(Path(__file__).parents[1].glob(f"*/{script}"))
-        shutil.copy(source, box.work / script)
+    for script in (WORLDS, Path(__file__).with_name("ghosts.py")):
+        shutil.copy(script, box.work / script.name)
     keep, lose = box.cluster.nodes
     job = {
         "name": "orphaned",
@@ -358,7 +357,7 @@ def rival(box: ClusterBox, name: str, chief: str, worker: str) -> str:
 
 def test_of_two_that_hold_half_of_what_both_need_one_lets_go(box: ClusterBox) -> None:
     """Both runs seem to fit. Each has one of its two tasks up, in the other one's place."""
-    shutil.copy(Path(__file__).parents[1] / "acceptance" / "worlds.py", box.work / "worlds.py")
+    shutil.copy(WORLDS, box.work)
     one, two = box.cluster.nodes
     here, there, later = (f"{MINE}-{word}" for word in ("here", "there", "later"))
     for node in (one, two):

@@ -12,10 +12,12 @@ from support.waiting import wait
 from support.worlds import expected
 
 STEPS = 60
+WORLDS = Path(__file__).with_name("worlds.py")
+"""The program of the training."""
 
 
 def begin(box: Box, *flags: str, steps: int = STEPS, every: int = 5, pause: float = 0.05) -> str:
-    shutil.copy(Path(__file__).with_name("worlds.py"), box.work / "worlds.py")
+    shutil.copy(WORLDS, box.work)
     return box.submit(*flags, "--", "python3", "worlds.py", str(steps), str(every), str(pause))
 
 
