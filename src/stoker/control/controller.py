@@ -142,7 +142,7 @@ class Controller:
             now=time.time(),
             trouble=self._loop.trouble,
             wait=self._wait(run_id) if run.state == RunState.STARTING else None,
-            muster=self.musters([run_id]).get(run_id) if run.state in HOLDING else None,
+            readiness=self.readiness_of([run_id]).get(run_id) if run.state in HOLDING else None,
             events=self._store.events(run_id)
             if run.state not in (RunState.QUEUED, RunState.STARTING)
             else (),
@@ -162,12 +162,12 @@ class Controller:
 
         return self._loop.ask(ask)
 
-    def musters(self, run_ids: Sequence[str]) -> dict[str, readiness.Readiness]:
+    def readiness_of(self, run_ids: Sequence[str]) -> dict[str, readiness.Readiness]:
         """The readiness of each live run that has several tasks. One call into the loop for a whole page."""
 
         async def ask() -> dict[str, readiness.Readiness]:
             lives = [live for run_id in run_ids if (live := self._loop.context.runs.get(run_id)) is not None]
-            found = ((live.id, readiness.muster(live)) for live in lives)
+            found = ((live.id, readiness.readiness_of(live)) for live in lives)
             return {run_id: one for run_id, one in found if one is not None}
 
         try:

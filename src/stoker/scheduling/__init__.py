@@ -1,4 +1,4 @@
-"""The queue: which run starts next, and where. A pure, incremental state machine.
+"""The scheduler: which run starts next, and where. A pure, incremental state machine.
 
 Events go in (nodes changed, a run asks, a run ended), decisions come out. Nothing here reads a clock, draws a
 random number or touches a file, so property tests are possible, and a simulation of a year takes seconds.

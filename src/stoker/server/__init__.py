@@ -16,5 +16,5 @@ leadership   which of several servers on one database leads
 clusters     makes the engines of clusters
 config_file  changes one setting in config.toml
 backup       a copy of the home while it is used
-redact       tokens and secrets never reach the log
+log_redaction  tokens and secrets never reach the server's log
 """

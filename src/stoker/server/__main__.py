@@ -24,7 +24,7 @@ from stoker.server import startup
 from stoker.server.clusters import Kubernetes
 from stoker.server.http_server import Server
 from stoker.server.leadership import Holder, Leadership
-from stoker.server.redact import redactor
+from stoker.server.log_redaction import redactor
 from stoker.server.services import Services
 from stoker.settings import Home, Settings
 from stoker.store import Store, is_shared, secrets_in

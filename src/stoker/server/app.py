@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from stoker.server import responses
-from stoker.server.redact import redactor
+from stoker.server.log_redaction import redactor
 from stoker.server.routes import admin, clusters, code, files, logs, metrics, nodes, runs
 from stoker.server.security import ANYWHERE, Security, is_loopback
 from stoker.server.services import Services

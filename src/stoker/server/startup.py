@@ -27,7 +27,7 @@ from typing import Any
 from stoker import __version__, disks
 from stoker.errors import Refused, StokerError
 from stoker.linux.process import boot_id, start_time
-from stoker.server.redact import RedactingFormatter
+from stoker.server.log_redaction import RedactingFormatter
 from stoker.server.security import is_loopback
 from stoker.settings import Home
 from stoker.task.formats import write_json

@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.launcher.telemetry.framing import BAR_EVERY, MAX_LINE, QUIET, PrefixedStream, Redactor, Stream
+from stoker.launcher.telemetry.framing import BAR_EVERY, MAX_LINE, QUIET, PrefixedStream, Stream
+from stoker.launcher.telemetry.log_redaction import Redactor
 from stoker.task.formats import LogLine
 
 pieces = st.lists(st.binary(max_size=40), max_size=12)

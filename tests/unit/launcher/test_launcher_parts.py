@@ -95,7 +95,7 @@ def test_last_lines_are_whole_clean_and_few(directory: str) -> None:
 
 
 def body_redactor() -> Any:
-    from stoker.launcher.telemetry.framing import Redactor
+    from stoker.launcher.telemetry.log_redaction import Redactor
 
     return Redactor()
 

@@ -105,7 +105,7 @@ class QuietController:
     def places(self, run_ids: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(run_ids, 1)
 
-    def musters(self, run_ids: Sequence[str]) -> dict[str, Any]:
+    def readiness_of(self, run_ids: Sequence[str]) -> dict[str, Any]:
         return {run_id: self.found[run_id] for run_id in run_ids if run_id in self.found}
 
     def version(self, run_id: str) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.errors import DiskFull, Refused, StokerError
 from stoker.server import startup
-from stoker.server.redact import HIDDEN, RedactingFormatter, Redactor, redactor
+from stoker.server.log_redaction import HIDDEN, RedactingFormatter, ServerRedactor, redactor
 from stoker.settings import Home
 
 
@@ -95,7 +95,7 @@ def test_secrets_do_not_reach_the_log() -> None:
 
 
 def test_values_within_values_and_short_ones() -> None:
-    own = Redactor()
+    own = ServerRedactor()
     own.hide(["abcdefgh", "abcdefgh-and-more", "1"])
     assert own.clean("abcdefgh-and-more abcdefgh 1") == f"{HIDDEN} {HIDDEN} 1"
     for n in range(10_005):

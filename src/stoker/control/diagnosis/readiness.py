@@ -54,7 +54,7 @@ class Readiness:
         return "; ".join([counts, *reasons])
 
 
-def muster(live: LiveRun) -> Readiness | None:
+def readiness_of(live: LiveRun) -> Readiness | None:
     """Readiness of the current attempt. None: there is no attempt, or it has only one task."""
     if live.attempt is None or len(live.tasks) < 2:
         return None

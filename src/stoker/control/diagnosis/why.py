@@ -30,10 +30,10 @@ def explain(
     now: float,
     trouble: str | None,
     wait: Wait | None = None,
-    muster: Readiness | None = None,
+    readiness: Readiness | None = None,
     events: Sequence[EventRow] = (),
 ) -> WhyAnswer:
-    """`muster`: readiness of a run with several tasks."""
+    """`readiness`: readiness of a run with several tasks."""
     state = RunState(run.state)
     if trouble is not None and not state.terminal:
         return WhyAnswer(
@@ -44,8 +44,8 @@ def explain(
         return _queued(run, explanation, now)
     if state is RunState.FAILED:
         return _failed(run, attempts, checkpoints, events)
-    if state is RunState.STARTING and muster is not None and muster.absent:
-        return _gathering(run, muster)
+    if state is RunState.STARTING and readiness is not None and readiness.absent:
+        return _gathering(run, readiness)
     if state is RunState.STARTING and wait is not None:
         return _waiting(run, wait)
     if state is RunState.STARTING:
@@ -53,7 +53,7 @@ def explain(
             f"attempt {run.attempt} is being brought up: code and checkpoint are placed, then setup runs"
         )
     if state is RunState.RUNNING:
-        return _running(run, attempts, muster, events)
+        return _running(run, attempts, readiness, events)
     if state is RunState.STOPPING:
         return WhyAnswer(
             "it was asked to stop and has its grace period to write one more checkpoint",
@@ -75,16 +75,20 @@ _WAIT_HINTS = {
 }
 
 
-def _gathering(run: RunRow, muster: Readiness) -> WhyAnswer:
+def _gathering(run: RunRow, readiness: Readiness) -> WhyAnswer:
     """The gang starts once all tasks are up: name the missing ones."""
-    first = next((one.wait for one in muster.absent if one.wait is not None), None)
-    found = _waiting(run, first or Wait(""), muster.text())
-    facts = {**found.facts, **_gang_facts(muster)}
+    first = next((one.wait for one in readiness.absent if one.wait is not None), None)
+    found = _waiting(run, first or Wait(""), readiness.text())
+    facts = {**found.facts, **_gang_facts(readiness)}
     return WhyAnswer(found.text, found.hint or "All tasks start together, or none.", facts)
 
 
-def _gang_facts(muster: Readiness) -> dict[str, Any]:
-    return {"up": muster.up, "tasks": muster.size, "missing": {one.task: one.why for one in muster.absent}}
+def _gang_facts(readiness: Readiness) -> dict[str, Any]:
+    return {
+        "up": readiness.up,
+        "tasks": readiness.size,
+        "missing": {one.task: one.why for one in readiness.absent},
+    }
 
 
 def _waiting(run: RunRow, wait: Wait, reason: str = "") -> WhyAnswer:
@@ -206,7 +210,7 @@ def _command_hint(run: RunRow, evidence: Mapping[str, Any]) -> str | None:
 
 
 def _running(
-    run: RunRow, attempts: Sequence[AttemptRow], muster: Readiness | None, events: Sequence[EventRow]
+    run: RunRow, attempts: Sequence[AttemptRow], readiness: Readiness | None, events: Sequence[EventRow]
 ) -> WhyAnswer:
     hint = f"`stoker logs -f {run.id}` shows what it prints."
     hang = hang_of(events)
@@ -221,21 +225,21 @@ def _running(
     if len(attempts) > 1:
         before = attempts[-2]
         text += f"; attempt {before.number} ended with cause {before.cause}, this is attempt {attempts[-1].number}"
-    if muster is None:
+    if readiness is None:
         return WhyAnswer(text, hint)
-    if not muster.started:
-        missing = f": {muster.text()}" if muster.absent else ""
+    if not readiness.started:
+        missing = f": {readiness.text()}" if readiness.absent else ""
         return WhyAnswer(
-            f"it re-forms: generation {muster.generation} is being brought up{missing}{_trouble(events)}",
+            f"it re-forms: generation {readiness.generation} is being brought up{missing}{_trouble(events)}",
             hint,
-            _gang_facts(muster),
+            _gang_facts(readiness),
         )
-    again = f", generation {muster.generation}" if muster.generation > 1 else ""
-    last = _trouble(events) if muster.generation > 1 else ""
-    there = f"all {muster.size}" if muster.complete else f"{muster.up} of {muster.size}"
-    more = f"; {', '.join(muster.joining)} will join it" if muster.joining else ""
-    noun = "task" if muster.size == 1 else "tasks"
-    return WhyAnswer(f"{text} with {there} {noun}{again}{last}{more}", hint, _gang_facts(muster))
+    again = f", generation {readiness.generation}" if readiness.generation > 1 else ""
+    last = _trouble(events) if readiness.generation > 1 else ""
+    there = f"all {readiness.size}" if readiness.complete else f"{readiness.up} of {readiness.size}"
+    more = f"; {', '.join(readiness.joining)} will join it" if readiness.joining else ""
+    noun = "task" if readiness.size == 1 else "tasks"
+    return WhyAnswer(f"{text} with {there} {noun}{again}{last}{more}", hint, _gang_facts(readiness))
 
 
 def _of_task(hang: EventRow) -> str:

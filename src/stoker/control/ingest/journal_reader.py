@@ -17,7 +17,7 @@ from stoker.control.ingest import refusals, tampering, validation
 from stoker.control.ingest.checkpoint_rows import score, transfer_row
 from stoker.control.ingest.redaction import NOTHING, Redaction
 from stoker.control.ingest.step_rate import StepRate
-from stoker.control.logs.reader import LOOK, LogWriter, source_name
+from stoker.control.logs.writer import LOOK, LogWriter, source_name
 from stoker.settings import Home, LogSettings
 from stoker.store.rows import (
     AddEvent,

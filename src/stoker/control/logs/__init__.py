@@ -1,5 +1,6 @@
 """The archived logs.
 
-reader  LogArchive and LogWriter: read and write the archived segments
+writer  LogWriter: copies the log of a task into the archive
+reader  LogArchive: reads the archive
 lines   lines of one task, or of several tasks ordered by time
 """

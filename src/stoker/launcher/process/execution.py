@@ -20,8 +20,9 @@ from stoker.launcher.process import exit_reason
 from stoker.launcher.process.process_group import ProcessGroup
 from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.process.spawn import CannotStart, environment, identity, room_for, setup_directory, spawn
-from stoker.launcher.telemetry.framing import PrefixedStream, Redactor, Stream
+from stoker.launcher.telemetry.framing import PrefixedStream, Stream
 from stoker.launcher.telemetry.hang_detector import HangDetector, Watched
+from stoker.launcher.telemetry.log_redaction import Redactor
 from stoker.launcher.telemetry.output_log import OutputLog, pipe
 from stoker.launcher.telemetry.sampler import Sampler
 from stoker.launcher.warm_start.pool import StandbyPool

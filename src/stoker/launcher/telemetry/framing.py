@@ -6,9 +6,9 @@ them per line; all lines of a batch have the same time.
 
 from __future__ import annotations
 
-from typing import Iterable, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
-from stoker.task import formats
+from stoker.launcher.telemetry.log_redaction import Redactor
 
 MAX_LINE = 16 << 10
 """Longer lines are split into partial records."""
@@ -16,25 +16,6 @@ QUIET = 0.5
 """Seconds without output after which an unfinished line (a prompt) is shown."""
 BAR_EVERY = 5.0
 """Seconds between two recorded states of a line that overwrites itself (a progress bar)."""
-
-
-class Redactor:
-    """Replaces secret values in text by their names. Each line of a secret of several lines is a value."""
-
-    def __init__(self, secrets: Iterable[Tuple[str, str]] = ()) -> None:
-        found = set()
-        for name, value in secrets:
-            for part in value.splitlines():
-                part = part.strip()
-                if len(part) >= formats.SHORTEST_SECRET:
-                    found.add((part.encode("utf-8", "surrogateescape"), f"[secret {name}]".encode()))
-        self.values = sorted(found, key=lambda pair: (-len(pair[0]), pair))
-
-    def __call__(self, text: bytes) -> bytes:
-        for value, name in self.values:
-            if value in text:
-                text = text.replace(value, name)
-        return text
 
 
 class Stream:

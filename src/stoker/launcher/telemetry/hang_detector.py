@@ -14,7 +14,8 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Tuple
 from stoker.launcher import helpers
 from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.process.spawn import CannotStart, spawn
-from stoker.launcher.telemetry.framing import Redactor, Stream
+from stoker.launcher.telemetry.framing import Stream
+from stoker.launcher.telemetry.log_redaction import Redactor
 from stoker.launcher.telemetry.output_log import OutputLog, pipe
 from stoker.launcher.telemetry.sampler import Sampler
 from stoker.task import layout

@@ -2,9 +2,9 @@
 
 verify           the check by format
 verdict          its result
-archives         zip, tar
+archives         zip (.pt, .npz, .keras), tar
 compressed       gzip, bzip2, xz
-arrays           safetensors, NumPy, HDF5
+arrays           safetensors, .npy, HDF5
 length_prefixed  ONNX, msgpack, UBJSON, Zstandard
 pickles          pickle, opcode by opcode
 json_text        JSON

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from stoker.errors import SpecError
+from stoker.server.log_redaction import redactor
 from stoker.server.log_stream import OVER
-from stoker.server.redact import redactor
 from stoker.server.requests import Drill, Nothing, Resize, Resume, Scale, Shell, Stop, Submission
 from stoker.server.responses import JsonAnswer
 from stoker.server.routes import run_of, services_of

@@ -123,7 +123,7 @@ def _run(run: RunRow, place: int | None) -> Json:
 def _add_readiness(services: Services, views: Sequence[Json]) -> None:
     """Adds how many tasks of the newest attempt are up, where it has several. One question for all runs."""
     several = [view for view in views if view["attempts"] and view["attempts"][-1]["placed"] > 1]
-    found = services.controller.musters([view["id"] for view in several])
+    found = services.controller.readiness_of([view["id"] for view in several])
     for view in several:
         if (ready := found.get(view["id"])) is not None:
             view["attempts"][-1] |= {"placed": ready.size, "up": ready.up}

@@ -30,7 +30,7 @@ RUN = RunRow(
 )
 
 
-def ask(state: str, muster: Readiness | None = None, *events: EventRow, **over: Any) -> why.WhyAnswer:
+def ask(state: str, readiness: Readiness | None = None, *events: EventRow, **over: Any) -> why.WhyAnswer:
     return why.explain(
         replace(RUN, state=state, **over),
         explanation=None,
@@ -38,7 +38,7 @@ def ask(state: str, muster: Readiness | None = None, *events: EventRow, **over: 
         checkpoints=[],
         now=10.0,
         trouble=None,
-        muster=muster,
+        readiness=readiness,
         events=events,
     )
 

@@ -18,7 +18,7 @@ import pytest
 from stoker.control.ingest import journal_reader
 from stoker.control.ingest.ingester import TRY_AGAIN, Ingester
 from stoker.control.ingest.journal_reader import Intake
-from stoker.control.logs import reader
+from stoker.control.logs import writer
 from stoker.settings import Home, LogSettings
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, AddMetrics, NewRun, Point
@@ -229,7 +229,7 @@ def test_more_metrics_than_one_look_takes_are_all_taken_before_the_end(
 def test_files_of_a_terabyte_cost_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are sparse; reading is bounded in memory and on disk."""
     monkeypatch.setattr(journal_reader, "LARGEST_FILE", 16 << 20)
-    monkeypatch.setattr(reader, "_SLACK", 1 << 20)
+    monkeypatch.setattr(writer, "_SLACK", 1 << 20)
     for name in (layout.JOURNAL, layout.STATUS, f"{layout.METRICS}/1-1.jsonl", layout.segment(0)):
         (task.root / name).touch()
         os.truncate(task.root / name, 1 << 40)

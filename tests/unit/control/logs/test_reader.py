@@ -7,7 +7,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.control.logs.reader import LogArchive, LogWriter
+from stoker.control.logs.reader import LogArchive
+from stoker.control.logs.writer import LogWriter
 from stoker.settings import Home
 from stoker.task import layout
 from stoker.task.formats import LogLine

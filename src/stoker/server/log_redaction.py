@@ -18,7 +18,7 @@ _REMEMBERED = 10_000
 _BEARER = re.compile(r"(?i)(bearer\s+)[A-Za-z0-9._~+/=-]{8,}")
 
 
-class Redactor:
+class ServerRedactor:
     """Replaces registered values in text. Any thread. Keeps the newest 10,000 values."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Redactor:
         return text
 
 
-redactor = Redactor()
+redactor = ServerRedactor()
 """The redactor of this process. Code that receives a secret registers it here."""
 
 
