@@ -25,7 +25,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("why", "why", "why a run waits or failed, and the fix"),
             ("metrics", "metrics", "a run's metrics, with small plots"),
             ("export", "export", "write a run as a manifest of Kubernetes or Kubeflow"),
-            ("pull", "pull", "download outputs, checkpoints or logs to a folder"),
+            ("pull", "pull", "download what a run left: outputs, files, checkpoints, logs"),
             ("wait", "wait", "wait until runs have ended, exit as the training did"),
         ),
     ),

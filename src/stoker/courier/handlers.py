@@ -25,6 +25,7 @@ from stoker.task.safe_open import TooMany, open_beneath
 MOST_PIECES = 10_000
 MOST_DIGESTS = 10_000
 MOST_ENTRIES = 1_000_000
+MOST_SKIPPED = 1000
 
 
 class Reply(NamedTuple):
@@ -208,7 +209,8 @@ class Handlers:
             courier_protocol.text(call.header.get("after")),
         )
         most = courier_protocol.number(call.header.get("max_entries"), MOST_ENTRIES)
-        return self._job(call, lambda: listing.page(self._directory, path, after, most))
+        skip = frozenset(courier_protocol.strings(call.header.get("skip", []), MOST_SKIPPED))
+        return self._job(call, lambda: listing.page(self._directory, path, after, most, skip))
 
     def _settle(self, call: Request) -> Reply:
         generation = courier_protocol.number(call.header.get("generation"))

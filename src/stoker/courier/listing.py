@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Optional, Tuple
 
 from stoker.linux.descriptors import Closing
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
@@ -22,9 +22,12 @@ PAUSE = 5.0
 _BLOCK = 1 << 20
 
 
-def page(directory: str, path: str, after: str, max_entries: int) -> Dict[str, Any]:
+def page(
+    directory: str, path: str, after: str, max_entries: int, skip: Collection[str] = ()
+) -> Dict[str, Any]:
     """The entries after `after` ("" for the beginning): {"entries", "seen", "after"}; `after` is None at the end.
-    Raises TooMany past `max_entries`, counted per page: the client adds up `seen`."""
+    Raises TooMany past `max_entries`, counted per page: the client adds up `seen`. `skip`: names of directories that are
+    neither listed nor counted."""
     entries: List[Dict[str, Any]] = []
     try:
         root = open_beneath(directory, path)
@@ -33,7 +36,7 @@ def page(directory: str, path: str, after: str, max_entries: int) -> Dict[str, A
     local = LocalTaskDir(directory)
     seen, size, end = 0, 0, time.monotonic() + PAUSE
     with Closing(root):
-        for found, name in _walk(root, after.split("/") if after else [], max_entries):
+        for found, name in _walk(root, after.split("/") if after else [], max_entries, skip):
             seen += 1
             if seen > max_entries:
                 raise TooMany(f"more than {max_entries} entries")
@@ -46,7 +49,9 @@ def page(directory: str, path: str, after: str, max_entries: int) -> Dict[str, A
     return {"entries": entries, "seen": seen, "after": None}
 
 
-def _walk(root: int, after: List[str], most: int) -> Iterator[Tuple[Optional[Found], str]]:
+def _walk(
+    root: int, after: List[str], most: int, skip: Collection[str]
+) -> Iterator[Tuple[Optional[Found], str]]:
     """All entries after a path, each with its own path; None for an entry that is neither a file nor a link."""
     waiting: List[Tuple[str, Iterator[str]]] = [("", iter(_names(root, "", after[:1], most)))]
     while waiting:
@@ -59,6 +64,8 @@ def _walk(root: int, after: List[str], most: int) -> Iterator[Tuple[Optional[Fou
         depth = len(waiting)
         resumed = after[:depth] == path.split("/")
         found, is_directory = _look(root, prefix, name, path)
+        if is_directory and name in skip:
+            continue
         if not resumed:
             yield found, path
         if is_directory:
@@ -109,7 +116,9 @@ def _describe(local: LocalTaskDir, folder: str, found: Found) -> Optional[Dict[s
         return None  # removed or replaced since it was listed
     with Closing(fd):
         digest, size = _hash(fd)
-        return {"path": found.path, "size": size, "mode": os.fstat(fd).st_mode & 0o7777, "sha256": digest}
+        info = os.fstat(fd)
+        entry = {"path": found.path, "size": size, "mode": info.st_mode & 0o7777, "sha256": digest}
+        return {**entry, "mtime": info.st_mtime}
 
 
 def _hash(fd: int) -> Tuple[str, int]:

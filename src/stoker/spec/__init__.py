@@ -20,6 +20,7 @@ roles            RoleTasks: a group of equal tasks of a job
 interop/         manifests of Kubernetes and Kubeflow to jobs and back
 tree             a directory as a value
 globs            the patterns of .gitignore
+kept_files       which files of a working folder are kept
 states           states of runs, causes
 transitions      tables of transitions
 run_transitions  the table of a run's states

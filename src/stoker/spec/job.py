@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -22,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core.core_schema import ValidationInfo
 
-from stoker.spec import names, quantities
+from stoker.spec import kept_files, names, quantities
 from stoker.spec.keys import CHOICES, SYNONYMS
 from stoker.spec.quantities import Bad, Workers
 
@@ -286,6 +287,8 @@ class Job(_Part):
     idle: Idle | None = None
     secrets: Annotated[tuple[Secret, ...], AfterValidator(_unique)] = ()
     grace: Annotated[float, PlainValidator(partial(quantities.duration, zero=True))] = 60.0
+    keep_files: Annotated[tuple[str, ...], BeforeValidator(kept_files.keep_files)] = ()
+    """Patterns, `none`, or a size; see `stoker.spec.kept_files`. Empty: everything but caches, within the default budget."""
     keep_on_failure: Annotated[float, PlainValidator(partial(quantities.duration, zero=True))] = 0.0
     lost_after: Duration = 120.0
     lease: Duration = 86400.0

@@ -188,6 +188,18 @@ KINDS: dict[str, Kind] = {
     "globs": Kind(
         "list of patterns", {"type": "array", "items": {"type": "string"}}, "PATTERN", "list", text=True
     ),
+    "kept": Kind(
+        "`none`, size, pattern, or list of patterns",
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}},
+            ]
+        },
+        "PATTERN",
+        "list",
+        text=True,
+    ),
     "secrets": Kind(
         "list of names",
         {"type": "array", "items": {"type": "string", "pattern": names.VARIABLE_PATTERN}},
@@ -309,6 +321,7 @@ KEYS: tuple[Key, ...] = (
     Key("idle.then", "choice", "What happens then.", "suspend", "suspend", "--idle-then"),
     Key("secrets", "secrets", "Names of variables whose values are read at submit, from the environment or a file, and never shown.", ["HF_TOKEN"], None, "--secret", "none"),
     Key("grace", "duration", "Time between SIGTERM and SIGKILL.", "60s", "60s", "--grace"),
+    Key("keep_files", "kept", "What is kept of the files that the run writes into its working folder: patterns as in `.gitignore` (`!` before what is not kept), `none`, or a size that limits it.", ["runs/", "*.pt", "20Gi"], None, "--keep-files", "everything but caches and what `.stokerignore` names, up to a tenth of the free disk"),
     Key("keep_on_failure", "duration", "How long a task that failed for good keeps its place and files, for inspection with `stoker shell`.", "30m", "0s", "--keep-on-failure"),
     Key("lost_after", "duration", "How long a task on a node that is not ready may be silent before it is replaced. No effect on one machine, where a loss is always proven.", "2m", "2m", "--lost-after"),
     Key("lease", "duration", "How long a task in a cluster goes on without its server. No effect on one machine, where a task goes on for as long as its directory is there.", "24h", "24h", "--lease"),

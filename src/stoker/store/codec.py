@@ -92,8 +92,8 @@ def _list(value: Any) -> str:
     return to_json(list(value))
 
 
-def _digest_of(outputs: Any) -> str | None:
-    digest = outputs.get("digest") if isinstance(outputs, Mapping) else None
+def _digest_of(kept: Any) -> str | None:
+    digest = kept.get("digest") if isinstance(kept, Mapping) else None
     return digest if isinstance(digest, str) else None
 
 
@@ -121,6 +121,7 @@ RUN: dict[str, Encoder] = {
     "not_before": number,
     "outputs": _maybe(to_json),
     "warnings": _list,
+    "folder": _maybe(to_json),
 }
 ATTEMPT: dict[str, Encoder] = {
     "generation": integer,
@@ -191,6 +192,8 @@ def changed(values: Mapping[str, Any], encoders: Mapping[str, Encoder], what: st
     encoded = {name: encoders[name](value) for name, value in values.items()}
     if encoders is RUN and "outputs" in values:
         encoded["output_digest"] = _digest_of(values["outputs"])
+    if encoders is RUN and "folder" in values:
+        encoded["folder_digest"] = _digest_of(values["folder"])
     return encoded
 
 
@@ -222,6 +225,8 @@ def new_run(new: NewRun, run_id: str, now: float) -> Columns:
         "outputs": None,
         "output_digest": None,
         "warnings": "[]",
+        "folder": None,
+        "folder_digest": None,
     }
 
 
@@ -254,6 +259,7 @@ def run_row(row: Sequence[Any], record: str | None) -> RunRow:
         values["tags"] = () if values["tags"] == "[]" else tuple(_parse(values["tags"]))
         values["warnings"] = () if values["warnings"] == "[]" else tuple(_parse(values["warnings"]))
         values["outputs"] = None if values["outputs"] is None else _parse(values["outputs"])
+        values["folder"] = None if values["folder"] is None else _parse(values["folder"])
         values["record"] = {} if record is None else _parse(record)
     except (ValueError, TypeError) as exc:
         raise damaged("a run", exc) from exc

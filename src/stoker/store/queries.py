@@ -61,6 +61,7 @@ COUNTS = select(runs.c.state, func.count()).group_by(runs.c.state)
 ROOTS = union_all(
     select(runs.c.code).where(runs.c.code.is_not(None)),
     select(runs.c.output_digest).where(runs.c.output_digest.is_not(None)),
+    select(runs.c.folder_digest).where(runs.c.folder_digest.is_not(None)),
     select(checkpoints.c.digest).where(checkpoints.c.kept.is_(True)),
     select(checkpoint_parts.c.digest),
 )

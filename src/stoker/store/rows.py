@@ -67,6 +67,8 @@ class RunRow:
     """Wall-clock time before which it is not queued again (backoff)."""
     outputs: Json | None = None
     warnings: tuple[str, ...] = ()
+    folder: Json | None = None
+    """What is kept of the working folder (`control.folder`)."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 4
+VERSION = 5
 """The schema of this program. Every migration raises it by one."""
 
 # Every constraint has a name, so that a later migration can change it on any database.
@@ -75,6 +75,9 @@ runs = Table(
     # Copied from `outputs`, so that collecting garbage does not parse the JSON of every run.
     Column("output_digest", Text),
     Column("warnings", Text, nullable=False),
+    # Like `outputs` and its digest, for the files kept of the working folder.
+    Column("folder", Text),
+    Column("folder_digest", Text),
     UniqueConstraint("id"),
     UniqueConstraint("key"),
     # A page of a list merges the newest few of each wanted state: always a short walk of one index.

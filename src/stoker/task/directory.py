@@ -47,6 +47,11 @@ class TaskDir(Protocol):
         ...
 
     @property
+    def shared_folder(self) -> Optional[str]:
+        """The working folder that the tasks of its attempt share on this machine. None: it has its own."""
+        ...
+
+    @property
     def shares(self) -> bool:
         """Whether its checkpoints are on a volume shared with other tasks. Then it is a `SharingTaskDir`."""
         ...
@@ -93,9 +98,10 @@ class RemoteAccess(TaskDir, Protocol):
         Without `replace` a directory that is not empty is left unchanged."""
         ...
 
-    def walk(self, path: str, *, max_entries: int) -> List[Dict[str, Any]]:
-        """Regular files and links beneath `path`, each {"path", "size", "mode", "sha256"} or {"path", "link"};
-        ValueError past `max_entries`. Empty when there is no such directory."""
+    def walk(self, path: str, *, max_entries: int, skip: Sequence[str] = ()) -> List[Dict[str, Any]]:
+        """Regular files and links beneath `path`, each {"path", "size", "mode", "sha256", "mtime"} or {"path", "link"};
+        ValueError past `max_entries`. Empty when there is no such directory. `skip`: names of directories that need not be
+        listed; a courier of an earlier version lists them all the same."""
         ...
 
     def fetch(self, path: str, offset: int, limit: int) -> bytes:

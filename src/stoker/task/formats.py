@@ -87,6 +87,8 @@ class TaskInfo(Record):
     """Seconds without contact (see launcher/lease.py) after which the launcher ends the body and itself; None: never."""
     near: bool = False
     """The server reads checkpoints directly from this directory and hashes them: the launcher does not hash large files."""
+    common: Optional[str] = None
+    """The directory that the tasks of its attempt share on this machine (`layout.COMMON`)."""
     exclusive: bool = False
     """The task may be replaced once its lease is over, so the launcher must end by then without any delay."""
     format: int = FORMAT

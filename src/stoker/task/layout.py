@@ -25,6 +25,9 @@ stacks/G-N.txt    launcher    stacks of the processes of a silent body of genera
 .courier/         courier     content that is arriving, and files that are being removed; also in checkpoints/ and
                               staged/ where these are volumes of their own
 
+The tasks of an attempt that has several share one working folder where they are on one machine: `.common/code`, beside
+their directories. There `code` is a link to it. The server never follows the link: the engine knows the folder.
+
 Where tasks share a volume for checkpoints, each task has its `checkpoints/` and `staged/` in a part of that volume
 (`SharedPart`). The volume outlives the task's machine.
 """
@@ -49,6 +52,8 @@ SDK = "sdk"
 COMMITS = "sdk/commits.jsonl"
 STOP = "sdk/stop"
 CODE = "code"
+COMMON = ".common"
+"""Beside the task directories of an attempt: what its tasks share on one machine."""
 CHECKPOINTS = "checkpoints"
 STAGED = "staged"
 SCAN = "staged/scan.jsonl"

@@ -25,10 +25,22 @@ class LocalTaskDir:
 
     shares = False
 
-    def __init__(self, root: str, collect: Optional[Callable[[str, int], None]] = None) -> None:
-        """`collect`: settles a directory after its launcher's death (`stoker.launcher.recovery.collect`)."""
+    def __init__(
+        self,
+        root: str,
+        collect: Optional[Callable[[str, int], None]] = None,
+        shared_folder: Optional[str] = None,
+    ) -> None:
+        """`collect`: settles a directory after its launcher's death (`stoker.launcher.recovery.collect`). `shared_folder`: the
+        working folder that the tasks of its attempt share."""
         self.root = root
+        self.shared_folder = shared_folder
         self._collect = collect
+
+    @property
+    def folder(self) -> Tuple[str, str]:
+        """The working folder: a directory that no run can write, and the name in it."""
+        return os.path.split(self.shared_folder or os.path.join(self.root, layout.CODE))
 
     @property
     def turns(self) -> Optional[str]:

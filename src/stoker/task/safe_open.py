@@ -30,6 +30,9 @@ class Found(NamedTuple):
     size: int
     mode: int
     link: Optional[str] = None
+    mtime: float = 0.0
+    ctime: float = 0.0
+    """When it was last written, and when it last changed in any way; 0: not known."""
 
 
 def open_beneath(root: str, path: str, *, create: bool = False, mode: int = 0o755) -> int:
@@ -71,7 +74,7 @@ def look(fd: int, name: str, path: str) -> Optional[Found]:
     try:
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if stat.S_ISREG(info.st_mode):
-            return Found(path, info.st_size, info.st_mode)
+            return Found(path, info.st_size, info.st_mode, None, info.st_mtime, info.st_ctime)
         if stat.S_ISLNK(info.st_mode):
             return Found(path, 0, 0, os.readlink(name, dir_fd=fd))
     except OSError as exc:

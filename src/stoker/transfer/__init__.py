@@ -1,6 +1,7 @@
 """The server's side of transfers: code, checkpoints and outputs into task directories; checkpoints and outputs out.
 
 transfers  the operations, for local and remote task directories
+folder     what a run keeps of its working folder
 outputs    the files of a task's output directory
 merge      merges the outputs of several tasks into one tree, and makes each task's view of it
 fetch      copies the bytes of a remote task directory

@@ -1,4 +1,4 @@
-"""The files of a task's output directory, as files of a tree."""
+"""Files of a task's output directory or working folder, as files of a tree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from stoker.blobs import BlobStore
@@ -38,12 +38,12 @@ def copy(task_dir: LocalTaskDir, blobs: BlobStore, max_entries: int, max_bytes: 
     _check(found, blobs, max_bytes)
     files: list[TreeFile] = []
     left = max_bytes
-    for name, entry in _named(found):
+    for name, entry in named(found):
         file = _copied(task_dir, name, entry, blobs, left)
         if file is not None:
             files.append(file)
             left -= file.size
-    return _without_clashes(files)
+    return without_clashes(files)
 
 
 def fetch(
@@ -59,15 +59,17 @@ def fetch(
     found = [Found(raw["path"], raw.get("size", 0), raw.get("mode", 0), raw.get("link")) for raw in listed]
     digests = {raw["path"]: raw["sha256"] for raw in listed if "link" not in raw}
     _check(found, blobs, max_bytes)
-    contents = _Contents(task_dir, blobs, known, max_bytes - sum(entry.size for entry in found))
-    wanted = [(name, entry) for name, entry in _named(found) if entry.link is None]
-    files = [TreeFile(name, link=entry.link) for name, entry in _named(found) if entry.link is not None]
+    given = blobs.tree(known).blobs() if known is not None else {}
+    spare = max_bytes - sum(entry.size for entry in found)
+    contents = Contents(task_dir, blobs, given, spare, layout.OUTPUT)
+    wanted = [(name, entry) for name, entry in named(found) if entry.link is None]
+    files = [TreeFile(name, link=entry.link) for name, entry in named(found) if entry.link is not None]
     with Fetcher(task_dir) as fetcher, ThreadPoolExecutor(AT_ONCE, thread_name_prefix="outputs") as threads:
         stored = threads.map(lambda item: contents.take(fetcher, item[1], digests[item[1].path]), wanted)
         for (name, entry), content in zip(wanted, stored, strict=True):
             if content is not None:
                 files.append(TreeFile(name, *content, plain_mode(entry.mode)))
-    return _without_clashes(files)
+    return without_clashes(files)
 
 
 def check_room(blobs: BlobStore, total: int, what: str) -> None:
@@ -87,20 +89,24 @@ def plain_mode(mode: int) -> int:
     return 0o755 if mode & 0o100 else 0o644
 
 
-class _Contents:
+class Contents:
     """Stores contents of a remote task directory. Any thread."""
 
-    def __init__(self, task_dir: RemoteAccess, blobs: BlobStore, known: str | None, spare: int) -> None:
-        """`spare`: bytes by which a file may have grown since it was listed."""
+    def __init__(
+        self, task_dir: RemoteAccess, blobs: BlobStore, known: Mapping[str, int], spare: int, folder: str
+    ) -> None:
+        """`known`: blobs that the task has been given, with their sizes. `spare`: bytes by which a file may have grown since
+        it was listed. `folder`: the directory in the task directory."""
+        self._folder = folder
         self._blobs = blobs
         self._taken = FetchedFiles(task_dir)
-        self._known = blobs.tree(known).blobs() if known is not None else {}
+        self._known = known
         self._spare = spare
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def take(self, fetcher: Fetcher, entry: Found, digest: str) -> tuple[str, int] | None:
         """Fetch and store a file: its digest and size; None: it is not there any more."""
-        path = f"{layout.OUTPUT}/{entry.path}"
+        path = f"{self._folder}/{entry.path}"
         with self._locks[digest]:  # files with the same content are fetched once
             if self._stored(digest, entry.size):
                 return digest, entry.size
@@ -134,7 +140,7 @@ def _check(found: Sequence[Found], blobs: BlobStore, max_bytes: int) -> None:
     check_room(blobs, total, "the outputs hold")
 
 
-def _named(found: Sequence[Found]) -> Iterator[tuple[str, Found]]:
+def named(found: Sequence[Found]) -> Iterator[tuple[str, Found]]:
     """Entries that a tree can have, with their names in it: UTF-8, undecodable bytes escaped."""
     taken: set[str] = set()
     for entry in sorted(found, key=lambda entry: entry.path):
@@ -165,7 +171,7 @@ def _copied(task_dir: LocalTaskDir, name: str, entry: Found, blobs: BlobStore, l
     return TreeFile(name, digest, size, plain_mode(entry.mode))
 
 
-def _without_clashes(files: Sequence[TreeFile]) -> list[TreeFile]:
+def without_clashes(files: Sequence[TreeFile]) -> list[TreeFile]:
     """Escaping can give a file and a directory the same name; the file is left out."""
     parents: set[str] = set()
     for file in files:

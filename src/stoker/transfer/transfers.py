@@ -46,11 +46,12 @@ def bring_code(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
     if isinstance(task_dir, RemoteAccess):
         task_dir.place(blobs.tree(digest).canonical(), layout.CODE, blobs.open)
         return
-    if task_dir.list(layout.CODE):
+    parent, name = _local(task_dir).folder
+    if LocalTaskDir(parent).list(name):
         return
-    root = open_beneath(task_dir.root, "")
+    root = open_beneath(parent, "")
     try:
-        blobs.place_at(digest, root, layout.CODE)
+        blobs.place_at(digest, root, name)
     finally:
         os.close(root)
 

@@ -7,15 +7,17 @@ recursion, and every entry is counted.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from stoker.errors import TooLarge
 from stoker.task.safe_open import Found, TooMany, check_depth, look, reopen
 
 
-def walk(root: int, *, max_entries: int) -> Iterator[Found]:
+def walk(
+    root: int, *, max_entries: int, enters: Callable[[str], bool] = lambda path: True
+) -> Iterator[Found]:
     """Every regular file and link beneath the directory `root` (a descriptor). TooLarge: more than `max_entries` entries
-    of any kind, or deeper than MAX_DEPTH."""
+    of any kind, or deeper than MAX_DEPTH. `enters`: whether to look into a directory."""
     waiting = [""]
     seen = 0
     while waiting:
@@ -31,8 +33,9 @@ def walk(root: int, *, max_entries: int) -> Iterator[Found]:
                         raise too_many(max_entries)
                     path = f"{prefix}/{entry.name}" if prefix else entry.name
                     if entry.is_dir(follow_symlinks=False):
-                        _check(path)
-                        waiting.append(path)
+                        if enters(path):
+                            _check(path)
+                            waiting.append(path)
                     elif (found := look(fd, entry.name, path)) is not None:
                         yield found
         finally:

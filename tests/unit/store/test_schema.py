@@ -59,6 +59,9 @@ def test_each_version_is_migrated_with_its_data(tmp_path: Path, version: int) ->
         run = runs["first"]
         assert run.id == "digits-7f3k" and run.tags == ("baseline", "ünï") and run.record["python"] == "3.12"
         assert run.outputs == {"files": 2, "bytes": 10, "digest": "out1"}
+        kept = {"files": 3, "bytes": 12, "digest": "folder1"}
+        assert run.folder == (kept if version >= 5 else None)
+        assert ("folder1" in store.blob_roots()) == (version >= 5)
         assert store.attempt(run.id, 1).cause == "completed"
         assert store.tasks(run.id, 1)[0].phase == "ended"
         assert store.checkpoint("c1").digest == "tree1"

@@ -15,20 +15,21 @@ from stoker.cli.rendering import terminal, units
 from stoker.errors import NotFound
 from stoker.spec import refusals
 
-WHAT = ("outputs", "checkpoints", "logs")
+Json = dict[str, Any]
+WHAT = ("outputs", "files", "checkpoints", "logs")
 
 
 def pull(
     ctx: Context,
     *,
     run: str,
-    what: str,
+    what: str | None,
     checkpoint: str | None,
     output: str | None,
     force: bool,
     as_json: bool,
 ) -> int:
-    if checkpoint is not None and what == "outputs":
+    if checkpoint is not None and what is None:
         what = "checkpoints"
     if checkpoint is not None and what != "checkpoints":
         raise UsageMistake(f"--checkpoint does not go with --what {what}", hint="Leave --what out.")
@@ -37,25 +38,47 @@ def pull(
     chosen = _checkpoint(whole, checkpoint) if what == "checkpoints" else None
     if what != "logs" and (refused := refusals.of_run(whole).summary):
         ctx.note(f"{terminal.style('warning', 'yellow', 'bold', on=ctx.err_color)}: {terminal.safe(refused)}")
+    kinds = [what] if what is not None else _left(whole)
+    root = Path(output) if output is not None else Path(run_id)
+    fetched: list[Json] = []
+    for kind in kinds:
+        # One kind has the folder for itself; of two, the files of the working folder are in a folder of their own.
+        own = output is not None and (len(kinds) == 1 or kind == "outputs")
+        fetched += _fetch(ctx, whole, kind, chosen, root if own else root / kind, force=force)
+    if as_json:
+        ctx.json(fetched)
+    return 0
+
+
+def _left(run: Json) -> list[str]:
+    """What the run has, of outputs and files of its working folder; outputs where there is neither."""
+    found = [
+        kind
+        for kind, column in (("outputs", "outputs"), ("files", "folder"))
+        if (run.get(column) or {}).get("files")
+    ]
+    return found or ["outputs"]
+
+
+def _fetch(
+    ctx: Context, run: Json, what: str, chosen: str | None, folder: Path, *, force: bool
+) -> list[Json]:
+    run_id = str(run["id"])
     files = ctx.client.files(run_id, what=what, checkpoint=chosen)["files"]
-    folder = Path(output) if output is not None else Path(run_id) / what
     if not files:
-        raise NotFound(f"{run_id} has no {what}", hint=_why_none(whole, what), details={"what": "files"})
+        raise NotFound(f"{run_id} has no {what}", hint=_why_none(run, what), details={"what": "files"})
     plans = plan_all(folder, files, force=force)
     total = sum(plan.size for plan in plans)
     download = Download(ctx, run_id, what, chosen, total)
     download.fetch(plans)
-    if as_json:
-        ctx.json([{"path": str(plan.target), "size": plan.size, "sha256": plan.sha256} for plan in plans])
-        return 0
     fetched = units.size(download.fetched)
     ctx.note(
         f"{units.plural(len(plans), 'file')}, {units.size(total)} ({fetched} fetched) in {terminal.safe(folder)}"
     )
-    return 0
+    return [{"path": str(plan.target), "size": plan.size, "sha256": plan.sha256} for plan in plans]
 
 
-def _checkpoint(run: dict[str, Any], wanted: str | None) -> str:
+def _checkpoint(run: Json, wanted: str | None) -> str:
     """The id of the checkpoint that an id, its beginning or a name means; by default the newest that is kept."""
     kept = [c for c in run.get("checkpoints") or [] if c.get("kept", True)]
     kept.sort(key=lambda c: c.get("created_at") or 0)
@@ -81,11 +104,13 @@ def _checkpoint(run: dict[str, Any], wanted: str | None) -> str:
     return str(found[-1]["id"])
 
 
-def _why_none(run: dict[str, Any], what: str) -> str:
-    if what == "outputs" and run.get("state") not in ("succeeded", "failed", "stopped"):
-        return "Outputs are collected when the run ends; --what checkpoints and --what logs are there before."
+def _why_none(run: Json, what: str) -> str:
+    if what in ("outputs", "files") and run.get("state") not in ("succeeded", "failed", "stopped"):
+        return "They are collected when the run ends; --what checkpoints and --what logs are there before."
     if what == "outputs":
-        return "What a script leaves in $STOKER_OUTPUT_DIR becomes its output."
+        return "What a script leaves in its working folder or in $STOKER_OUTPUT_DIR is kept; this one left nothing."
+    if what == "files":
+        return "The run created and changed no files in its working folder, or `keep_files` leaves them out."
     return f"See stoker show {run['id']}."
 
 
@@ -93,8 +118,9 @@ COMMANDS = {
     "pull": Command(
         "pull",
         pull,
-        summary="download outputs, checkpoints or logs to a folder",
-        help="Download a run's outputs, a checkpoint or its logs to a folder (default: ./RUN/WHAT). Every file is checked "
+        summary="download what a run left: outputs, files, checkpoints, logs",
+        help="Download what a run left to a folder (default: ./RUN/WHAT): its outputs, the files that it created or changed "
+        "in its working folder, a checkpoint, or its logs. Every file is checked "
         "against its SHA-256; damaged and missing files are listed after the others have arrived. An interrupted "
         "pull continues when it is repeated. Logs come as "
         "they are kept: stream (o, e, or s for Stoker's own; upper-case: the line goes on), milliseconds since the epoch, "
@@ -104,8 +130,7 @@ COMMANDS = {
             Option(
                 "--what",
                 kind=WHAT,
-                default="outputs",
-                help="What to download: outputs (default), checkpoints or logs.",
+                help="What to download: outputs, files (of the working folder), checkpoints or logs; default: outputs and files.",
             ),
             Option(
                 "--checkpoint", metavar="ID", help="Which checkpoint, by id or name; default: the newest."
@@ -115,7 +140,7 @@ COMMANDS = {
             JSON,
         ],
         examples=[
-            ("stoker pull digits-7f3k", "outputs into ./digits-7f3k/outputs"),
+            ("stoker pull digits-7f3k", "outputs into ./digits-7f3k/outputs, files into ./digits-7f3k/files"),
             ("stoker pull digits-7f3k --what checkpoints -o best", "the newest checkpoint"),
         ],
         shapes="a list of `{path, size, sha256}`: the files as they lie here now",

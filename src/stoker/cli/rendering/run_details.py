@@ -52,6 +52,7 @@ def show_page(run: Json, events: Sequence[Json], page: Page) -> list[str]:
     _attempts(run, page)
     _checkpoints(run, page)
     _outputs(run, page)
+    _folder(run, page)
     _events(events, page, EVENTS, terminal.safe(run["id"]))
     for warning in warnings(run):
         page.lines += ["", f"{terminal.style('warning', 'yellow', 'bold', on=page.color)}: {warning}"]
@@ -352,6 +353,24 @@ def _outputs(run: Json, page: Page) -> None:
         page.lines.append(f"  {units.plural(outputs['files'], 'file')}, {units.size(outputs.get('bytes'))}")
 
 
+def _folder(run: Json, page: Page) -> None:
+    """What is kept of the working folder."""
+    folder = run.get("folder")
+    if not folder:
+        return
+    page.title("Working folder")
+    text = f"  {units.plural(folder['files'], 'file')}, {units.size(folder.get('bytes'))}"
+    if folder.get("newest"):
+        text += f"; newest: {terminal.safe(folder['newest'])}"
+    page.lines.append(text)
+    if left := folder.get("left"):
+        names = ", ".join(terminal.safe(one["path"]) for one in left["named"][:3])
+        count, size = units.plural(left["files"], "file"), units.size(left["bytes"])
+        page.lines.append(f"  not kept, over the budget: {count}, {size}: {names}")
+    if ignored := folder.get("ignored"):
+        page.lines.append(f"  not kept, in .stokerignore: {terminal.safe(', '.join(ignored[:5]))}")
+
+
 def _events(events: Sequence[Json], page: Page, limit: int | None, name: str) -> None:
     if not events:
         return
@@ -380,7 +399,7 @@ def _next(run: Json, page: Page) -> None:
         "stopped": [f"stoker resume {name}"],
         "suspended": [f"stoker resume {name}"],
         "succeeded": [f"stoker pull {name}"]
-        if (run.get("outputs") or {}).get("files")
+        if any((run.get(kept) or {}).get("files") for kept in ("outputs", "folder"))
         else [f"stoker logs {name}"],
     }
     found = ideas.get(state, [f"stoker logs -f {name}", f"stoker stop {name}"])

@@ -18,6 +18,7 @@ from stoker.control.policy import failure_policy, hold, outcome
 from stoker.control.policy.task_phases import TaskPhase
 from stoker.control.runs import debug_hold, hang
 from stoker.control.runs.cleanup import Cleanup
+from stoker.control.runs.folder import FolderKeeper
 from stoker.control.runs.recorder import Recorder
 from stoker.control.runs.shutdown import Shutdown
 from stoker.control.runs.task_reader import TaskReader
@@ -47,6 +48,7 @@ class Reconciler:
         self._reader = TaskReader(ctx)
         self._shutdown = Shutdown(ctx)
         self._recorder = Recorder(ctx)
+        self._folder = FolderKeeper(ctx)
 
     async def step(self, live: LiveRun) -> None:
         if live.state is RunState.QUEUED:
@@ -319,6 +321,9 @@ class Reconciler:
         outputs = await self._recorder.outputs(live, changes)
         if outputs is not None:
             values["outputs"] = outputs
+        folder = await self._folder.keep(live, changes)
+        if folder is not None:
+            values["folder"] = folder
         if following.state.terminal:
             values["ended_at"] = now
         ended: dict[str, Any] = {

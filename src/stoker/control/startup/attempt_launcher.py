@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from stoker.blobs import BlobStore
 from stoker.control import run_secrets
@@ -25,8 +26,9 @@ from stoker.errors import EngineError, StokerError, StoreError
 from stoker.frameworks.base import World
 from stoker.settings import Settings
 from stoker.store import Store
-from stoker.store.rows import AddEvent, Change, CheckpointRow, EventRow, UpdateCheckpoint
+from stoker.store.rows import AddEvent, Change, CheckpointRow, EventRow, UpdateCheckpoint, UpdateRun
 from stoker.transfer import bring_code, bring_outputs, outputs_for, restore_checkpoint
+from stoker.transfer.folder import folder_tree, folder_view, without_damaged
 from stoker.transfer.merge import for_task, together
 
 _TRANSIENT = (StoreError, EngineError)
@@ -107,6 +109,11 @@ class AttemptLauncher:
     ) -> Restored:
         """Bring checkpoint, code, outputs and secrets into these tasks, then write their orders."""
         restored = await asyncio.to_thread(self._restore, live, tasks)
+        restored = replace(
+            restored, changes=(*await asyncio.to_thread(self._folder, live, tasks), *restored.changes)
+        )
+        if tasks[0].directory is not None and tasks[0].directory.shared_folder is not None:
+            await asyncio.to_thread(self._place, live, tasks[0])  # one folder of all
         work = [asyncio.to_thread(self._order, live, engine, task, world, restored.row) for task in tasks]
         if len(work) == 1:
             await work[0]
@@ -127,11 +134,10 @@ class AttemptLauncher:
         around = engine.surroundings(job)
         before = directory.order()
         tree = None
-        if run.code:
-            if before is None:
-                bring_code(self._blobs, run.code, directory)
-            tree = self._blobs.tree(run.code) if job.setup else None
         place = list(live.tasks).index(task.name)
+        if run.code:
+            self._place(live, task)
+            tree = self._blobs.tree(run.code) if job.setup else None
         if before is None and run.outputs:
             bring_outputs(self._blobs, outputs_for(self._blobs, run.outputs, place), directory)
         if before is None:
@@ -153,6 +159,35 @@ class AttemptLauncher:
             resume_from=live.redaction.original(resumed.name) if resumed else None,
         )
         directory.write_order(order)
+
+    def _place(self, live: LiveRun, task: LiveTask) -> None:
+        """Place the working folder of a task that had no order yet, unless it is there."""
+        assert task.directory is not None
+        run = live.row
+        if run.code is None or task.directory.order() is not None:
+            return
+        view = None
+        if run.folder:
+            view = folder_view(self._blobs, run.folder, list(live.tasks).index(task.name))
+        bring_code(self._blobs, folder_tree(self._blobs, run.code, view), task.directory)
+
+    def _folder(self, live: LiveRun, tasks: Sequence[LiveTask]) -> list[Change]:
+        """Check what was kept of the working folder, where it is to be placed. Damaged files are dropped, with a warning."""
+        folder, now = live.row.folder, time.time()
+        if not folder or all(task.directory is None or task.directory.order() is not None for task in tasks):
+            return []
+        changes: list[Change] = []
+        digest, damaged = without_damaged(self._blobs, str(folder["digest"]))
+        if damaged:
+            folder = {**folder, "digest": digest, "files": folder["files"] - len(damaged)}
+            live.update(folder=folder)
+            text = (
+                f"stored files of the working folder are damaged and not restored: {', '.join(damaged[:5])}"
+            )
+            changes.append(UpdateRun(live.id, {"folder": folder}))
+            changes.append(AddEvent(EventRow(live.id, now, "warning", text)))
+        text = folder_text(folder, _subject(live, tasks))
+        return [*changes, AddEvent(EventRow(live.id, now, "restored", text))]
 
     def _restore(self, live: LiveRun, tasks: Sequence[LiveTask]) -> Restored:
         """Restore the newest undamaged checkpoint. Damaged ones are dropped, with a warning."""
@@ -217,6 +252,20 @@ def _subject(live: LiveRun, tasks: Sequence[LiveTask]) -> str:
     if len(tasks) < len(live.tasks) and len(tasks) == 1:
         return f"{tasks[0].name}, generation {tasks[0].generation},"
     return f"generation {live.attempt.generation}"
+
+
+def folder_text(folder: Mapping[str, Any], subject: str) -> str:
+    """What an attempt or generation finds in its working folder."""
+    count = folder["files"]
+    files = "1 file" if count == 1 else f"{count} files"
+    text = f"{subject} goes on in the working folder of attempt {folder['attempt']}: {files}"
+    if newest := folder.get("newest"):
+        text += f", newest {newest}"
+        if at := folder.get("newest_at"):
+            seconds = max(0.0, folder["at"] - at)
+            text += f", {seconds:.0f} s" if seconds < 600 else f", {seconds / 60:.0f} min"
+            text += " before the end"
+    return text
 
 
 def _remaining(live: LiveRun) -> float | None:

@@ -7,6 +7,7 @@ import logging
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -126,6 +127,9 @@ class LocalEngine:
             self._look(attempt.run, attempt.number)
             await self._starter.ensure()
             infos = render(attempt, self._starter.isolation)
+            if _shares_folder(attempt):
+                common = str(directories.common_of(paths[0].parent))
+                infos = [replace(info, common=common) for info in infos]
             seen = [attempt.seen_by(plan) for plan in attempt.tasks]
             if any(one.job is not None and one.job.image is not None for one in seen):
                 runtime = await self._container_tasks.runtime()
@@ -167,7 +171,7 @@ class LocalEngine:
 
     async def reach(self, handle: Handle, task: str) -> LocalTaskDir:
         path = directories.path_of(self.home.tasks, TaskPlace(*_parsed(handle), task))
-        return LocalTaskDir(str(path), self._collect)
+        return LocalTaskDir(str(path), self._collect, directories.shared_folder(path.parent))
 
     async def remove(self, handle: Handle) -> None:
         await self._clear(handle, directories.discard)
@@ -469,6 +473,12 @@ class LocalEngine:
 
     def _lock(self, run: str, attempt: int) -> asyncio.Lock:
         return self._locks.setdefault((run, attempt), asyncio.Lock())
+
+
+def _shares_folder(attempt: Attempt) -> bool:
+    """Whether its tasks work in one folder: those of a job that may have several. Without a launcher there is none."""
+    job = attempt.job
+    return job is not None and job.launcher != "none" and (job.workers.max > 1 or bool(job.roles))
 
 
 def _parsed(handle: Handle) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""What a run left behind: outputs, checkpoints, logs.
+"""What a run left behind: outputs, files of its working folder, checkpoints, logs.
 
 A path is looked up among the existing names, never joined to a directory. Files are sent as attachments of unknown
 type, so that no browser executes them.
@@ -31,7 +31,7 @@ from stoker.store.rows import RunRow
 
 router = APIRouter(prefix="/api/v1/runs/{run}/files")
 
-What = Literal["outputs", "checkpoints", "logs"]
+What = Literal["outputs", "files", "checkpoints", "logs"]
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
@@ -117,15 +117,13 @@ def _stored(services: Services, run: RunRow, what: What, checkpoint: str | None,
 
 
 def _listing(services: Services, run: RunRow, what: What, checkpoint: str | None) -> Listing | None:
-    """The requested tree; None for logs, and for the outputs of a run without any."""
+    """The requested tree; None for logs, and for outputs and files of a run without any."""
     if what == "logs":
         return None
-    digest = _checkpoint(services, run, checkpoint) if what == "checkpoints" else _outputs(run)
-    return services.listings.get(digest) if digest is not None else None
-
-
-def _outputs(run: RunRow) -> str | None:
-    return run.outputs.get("digest") if run.outputs else None
+    if what == "checkpoints":
+        return services.listings.get(_checkpoint(services, run, checkpoint))
+    kept = run.outputs if what == "outputs" else run.folder
+    return services.listings.get(kept["digest"]) if kept and kept.get("digest") else None
 
 
 def _checkpoint(services: Services, run: RunRow, checkpoint: str | None) -> str:

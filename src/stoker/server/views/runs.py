@@ -115,6 +115,7 @@ def _run(run: RunRow, place: int | None) -> Json:
         "command": run.command,
         "code": run.code,
         "outputs": run.outputs,
+        "folder": run.folder,
         "warnings": list(run.warnings),
         "place": place,
     }

@@ -46,6 +46,7 @@ class RemoteTaskDir:
     ) -> None:
         """`shares`: its checkpoints are on a volume together with those of other tasks."""
         self.shares = shares
+        self.shared_folder: str | None = None
         self._courier = courier
         self._mirror = mirror
         self._calls = BlockingCalls(courier, loop, patience)
@@ -114,12 +115,13 @@ class RemoteTaskDir:
     ) -> None:
         Uploader(self._calls, manifest, path, blob, replace=replace).run()
 
-    def walk(self, path: str, *, max_entries: int) -> list[dict[str, Any]]:
+    def walk(self, path: str, *, max_entries: int, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         after, seen = "", 0
         while True:
             page = self._calls.job(
-                courier_protocol.WALK, {"path": path, "after": after, "max_entries": max_entries - seen}
+                courier_protocol.WALK,
+                {"path": path, "after": after, "max_entries": max_entries - seen, "skip": list(skip)},
             )
             entries = page.get("entries")
             seen += _number(page.get("seen"))
@@ -251,4 +253,6 @@ def _entry(raw: Any) -> dict[str, Any]:
         raise CourierLost(f"it lists an entry that is not a file: {exc}") from exc
     if _DIGEST.fullmatch(digest) is None:
         raise CourierLost("it lists a file without a hash")
-    return {"path": path, "size": size, "mode": mode, "sha256": digest}
+    mtime = raw.get("mtime")  # a courier of an earlier version does not send it
+    known = float(mtime) if isinstance(mtime, (int, float)) else 0.0
+    return {"path": path, "size": size, "mode": mode, "sha256": digest, "mtime": known}

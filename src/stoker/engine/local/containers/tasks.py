@@ -177,6 +177,8 @@ class ContainerTasks:
         known.info = replace(known.info, command=words, setups=setups)
         container = self._container(runtime, known.info, attempt, reference, name=known.container)
         mounts = [(known.path, "rw"), (bundle, "ro"), (setups, "rw")]
+        if known.info.common is not None:
+            mounts.append((known.info.common, "rw"))
         command = commands.launcher(bundle, known.path, job.python)
         binds = _binds(job, known.path)
         container = replace(

@@ -57,16 +57,44 @@ def create(directory: Path, info: formats.TaskInfo) -> None:
     make_directory(directory, 0o700)
     directory.chmod(0o700)
     for name in layout.DIRECTORIES:
-        (directory / name).mkdir(mode=0o755, exist_ok=True)
+        if name == layout.CODE and info.common is not None:
+            _share_folder(directory, Path(info.common))
+        else:
+            (directory / name).mkdir(mode=0o755, exist_ok=True)
     _share_turns(directory)
     formats.write_json(str(directory / layout.TASK), info.to_json(), mode=0o600)
+
+
+def common_of(attempt: Path) -> Path:
+    """What the tasks of an attempt share."""
+    return attempt / layout.COMMON
+
+
+def shared_folder(attempt: Path) -> str | None:
+    """The working folder of all tasks of an attempt. None: each has its own."""
+    common = common_of(attempt)
+    return str(common / layout.CODE) if common.is_dir() and not common.is_symlink() else None
+
+
+def _share_folder(directory: Path, common: Path) -> None:
+    folder, link = common / layout.CODE, directory / layout.CODE
+    make_directory(common, 0o700)
+    folder.mkdir(mode=0o755, exist_ok=True)
+    if not link.is_symlink():
+        with contextlib.suppress(FileNotFoundError):
+            link.rmdir()
+        link.symlink_to(os.path.relpath(folder, directory))
 
 
 def _share_turns(directory: Path) -> None:
     """Share one lock file among the tasks of an attempt. By a hard link, because a task cannot see the other directories.
     If the link is not possible, the task has its own lock."""
     own = directory / layout.TURNS
-    others = [other / layout.TURNS for other in _directories(directory.parent) if other != directory]
+    others = [
+        other / layout.TURNS
+        for other in _directories(directory.parent)
+        if other != directory and _NAME.fullmatch(other.name.partition(".")[0])
+    ]
     if not others or own.exists():
         return
     theirs = next((path for path in others if path.exists()), others[0])

@@ -80,6 +80,11 @@ class ForkServerClient:
             assert self._process is not None
             return self._process.pid
 
+    def _cover_but(self, shown: Sequence[str]) -> dict[str, Any] | None:
+        if self._cover is None:
+            return None
+        return {**self._cover, "shown": [*self._cover["shown"], *([path, True] for path in shown)]}
+
     async def launch(
         self,
         directory: str,
@@ -88,8 +93,10 @@ class ForkServerClient:
         task: Mapping[str, Any],
         pid_namespace: bool,
         user_namespace: bool,
+        shown: Sequence[str] = (),
     ) -> Identity:
-        """Start a launcher and record it, with its `task`, in the file `record`. Raises ForkServerDied,
+        """Start a launcher and record it, with its `task`, in the file `record`. `shown`: paths in the home that the task may
+        write, beside its directory. Raises ForkServerDied,
         DirectoryTaken, or EngineError with the kernel's reason."""
         if self._writer is None:
             raise ForkServerDied
@@ -102,7 +109,7 @@ class ForkServerClient:
             "directory": directory,
             "pid_namespace": pid_namespace,
             "user_namespace": user_namespace,
-            "cover": self._cover,
+            "cover": self._cover_but(shown),
             "record": str(record),
             "task": task,
         }

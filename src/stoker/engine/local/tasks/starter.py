@@ -105,6 +105,7 @@ class Starter:
                     task=known.info.to_json(),
                     pid_namespace=known.info.pid_namespace,
                     user_namespace=known.info.pid_namespace and self.isolation.user_namespace,
+                    shown=[known.info.common] if known.info.common is not None else [],
                 )
             except (DirectoryTaken, ForkServerDied, EngineError) as exc:
                 # The answer may be lost while the launcher runs, or an earlier server's launcher runs: see the record.
