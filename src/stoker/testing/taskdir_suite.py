@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -23,11 +23,13 @@ import pytest
 from stoker.blobs import BlobStore
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.launcher.journal import Journal
+from stoker.spec.kept_files import KeepRules
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import formats, layout
 from stoker.task.directory import TaskDir
 from stoker.task.local_directory import UnsafePath
 from stoker.transfer import bring_code, bring_outputs, carry_checkpoint, carry_outputs, restore_checkpoint
+from stoker.transfer.folder import KeptFolder, Span, carry_folder, folder_tree
 
 WAIT = 60.0
 """A limit for broken implementations, not a measure of good ones."""
@@ -435,6 +437,80 @@ class TaskDirSuite:
         assert carry_outputs(self.dir, self.blobs)[1:] == (0, 0)
         (self.root / layout.OUTPUT).symlink_to(self.tmp / "outside")
         assert carry_outputs(self.dir, self.blobs)[1:] == (0, 0)
+
+    def test_what_changed_in_the_working_folder_is_kept(self) -> None:
+        code, folder = self._placed({"train.py": b"train", "data/a.csv": b"1,2", "config.yaml": b"lr: 1"})
+        (folder / "config.yaml").write_bytes(b"lr: 2")
+        self.write(f"{layout.CODE}/checkpoints/last.pt", b"w" * (5 << 20))
+        self.write(f"{layout.CODE}/__pycache__/train.pyc", b"junk")
+        self.write(f"{layout.CODE}/data/cache/x", b"ignored")
+        (folder / "newest").symlink_to("checkpoints/last.pt")
+        os.mkfifo(folder / "pipe")
+        kept = self._kept(code, ignore=[b"cache/"])
+        assert kept is not None
+        assert self.files(self.blobs.put_tree(kept.tree)) == {
+            "config.yaml": b"lr: 2",
+            "checkpoints/last.pt": b"w" * (5 << 20),
+            "newest": "checkpoints/last.pt",
+        }
+        assert (kept.newest, kept.ignored, kept.left) == ("checkpoints/last.pt", ("data/cache",), ())
+        assert self._kept(code, ignore=[b"cache/"]) == kept
+
+    def test_a_kept_working_folder_goes_on(self) -> None:
+        shipped = {"train.py": b"train", "log.txt": b""}
+        before = tree_of(self.blobs, {"log.txt": b"epoch 1", "old.pt": b"old", "same.pt": b"same"})
+        code, folder = self._placed(shipped, before)
+        assert contents(folder) == {
+            "train.py": b"train",
+            "log.txt": b"epoch 1",
+            "old.pt": b"old",
+            "same.pt": b"same",
+        }
+        (folder / "old.pt").unlink()
+        (folder / "log.txt").write_bytes(b"epoch 1, epoch 2")
+        kept = self._kept(code, before)
+        assert kept is not None
+        assert self.files(self.blobs.put_tree(kept.tree)) == {
+            "log.txt": b"epoch 1, epoch 2",
+            "same.pt": b"same",
+        }
+
+    def test_a_file_over_the_budget_is_left_out(self) -> None:
+        code, _ = self._placed({"train.py": b"train"})
+        self.write(f"{layout.CODE}/large.bin", b"x" * 3000)
+        self.write(f"{layout.CODE}/small.bin", b"x" * 300)
+        kept = self._kept(code, budget=1000)
+        assert kept is not None
+        assert [file.path for file in kept.tree.files] == ["small.bin"]
+        assert [(file.path, file.size) for file in kept.left] == [("large.bin", 3000)]
+
+    def test_a_link_in_place_of_the_working_folder_is_none(self) -> None:
+        code, folder = self._placed({"train.py": b"train"})
+        (self.tmp / "outside").mkdir()
+        (self.tmp / "outside" / "secret").write_bytes(SECRET)
+        folder.rename(self.root / "elsewhere")
+        folder.symlink_to(self.tmp / "outside")
+        assert self._kept(code) is None
+
+    def _placed(self, code: dict[str, bytes], before: str | None = None) -> tuple[str, Path]:
+        """A working folder as an attempt finds it: the digest of the code, and the folder."""
+        digest = tree_of(self.blobs, code)
+        (self.root / layout.CODE).rmdir()
+        bring_code(self.blobs, folder_tree(self.blobs, digest, before), self.dir)
+        return digest, self.root / layout.CODE
+
+    def _kept(
+        self, code: str, before: str | None = None, *, budget: int = 1 << 30, ignore: Sequence[bytes] = ()
+    ) -> KeptFolder | None:
+        return carry_folder(
+            self.dir,
+            self.blobs,
+            rules=KeepRules((), ignore),
+            budget=budget,
+            code=self.blobs.tree(code),
+            before=self.blobs.tree(before) if before is not None else Tree(),
+            span=Span(0.0, 1e10),
+        )
 
     def test_too_many_outputs_are_refused(self) -> None:
         for number in range(20):

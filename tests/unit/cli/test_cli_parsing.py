@@ -214,7 +214,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("metrics r k l", "'l' is one word too many", "Usage: stoker metrics [OPTIONS] RUN [KEY]"),
     ("metrics r --plto", "stoker metrics has no option --plto", "Did you mean --plot?"),
     ("pull", "stoker pull needs RUN", "Usage: stoker pull [OPTIONS] RUN"),
-    ("pull r --what models", "--what: 'models' is not one of outputs, checkpoints, logs", "See stoker pull --help."),
+    ("pull r --what models", "--what: 'models' is not one of outputs, files, checkpoints, logs", "See stoker pull --help."),
     ("pull r --what logs --checkpoint c", "--checkpoint does not go with --what logs", "Leave --what out."),
     ("pull r -o", "-o needs a value", "Usage: stoker pull [OPTIONS] RUN"),
     ("pull r dir", "'dir' is one word too many", "Usage: stoker pull [OPTIONS] RUN"),

@@ -533,7 +533,7 @@ def test_pull_of_a_checkpoint(digits: Any, invoke: Any, tmp_path: Path) -> None:
 def test_pull_with_nothing_there(digits: Any, invoke: Any) -> None:
     assert invoke("pull", "digits-7f3k").err == (
         "error: digits-7f3k has no outputs\n\n"
-        "hint: Outputs are collected when the run ends; --what checkpoints and --what logs are there before.\n"
+        "hint: They are collected when the run ends; --what checkpoints and --what logs are there before.\n"
     )
 
 

@@ -72,6 +72,7 @@ def test_render_lists_every_file_that_will_be_written() -> None:
         "container": None,
         "lease": None,
         "near": True,
+        "common": None,
         "exclusive": False,
         "format": 1,
     }

@@ -37,7 +37,7 @@ from stoker.store.rows import (
 
 RUN_KEYS = {
     "id", "name", "project", "state", "priority", "tags", "seq", "created_at", "started_at", "ended_at", "user",
-    "exit_code", "cause", "reason", "job", "command", "code", "outputs", "warnings", "place", "attempts",
+    "exit_code", "cause", "reason", "job", "command", "code", "outputs", "folder", "warnings", "place", "attempts",
 }  # fmt: skip
 
 

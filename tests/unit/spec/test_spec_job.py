@@ -37,6 +37,7 @@ priority: normal
 idle: {gpu_below: 5%, for: 30m, then: suspend}
 secrets: [HF_TOKEN]
 grace: 60s
+keep_files: ["runs/", "!*.log", 20Gi]
 lost_after: 2m
 lease: 24h
 exclusive: false
@@ -87,6 +88,7 @@ def test_every_key_is_read_and_normalised() -> None:
         "idle": {"gpu_below": "5%", "for": 1800.0, "then": "suspend"},
         "secrets": ["HF_TOKEN"],
         "grace": 60.0,
+        "keep_files": ["runs/", "!*.log", "20Gi"],
         "keep_on_failure": 0.0,
         "lost_after": 120.0,
         "lease": 86400.0,

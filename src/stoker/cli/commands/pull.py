@@ -130,7 +130,7 @@ COMMANDS = {
             Option(
                 "--what",
                 kind=WHAT,
-                help="What to download: outputs, files (of the working folder), checkpoints or logs; default: outputs and files.",
+                help="outputs, files (of the working folder), checkpoints or logs; default: outputs and files.",
             ),
             Option(
                 "--checkpoint", metavar="ID", help="Which checkpoint, by id or name; default: the newest."
@@ -140,7 +140,7 @@ COMMANDS = {
             JSON,
         ],
         examples=[
-            ("stoker pull digits-7f3k", "outputs into ./digits-7f3k/outputs, files into ./digits-7f3k/files"),
+            ("stoker pull digits-7f3k", "into ./digits-7f3k/outputs and files"),
             ("stoker pull digits-7f3k --what checkpoints -o best", "the newest checkpoint"),
         ],
         shapes="a list of `{path, size, sha256}`: the files as they lie here now",
