@@ -9,39 +9,10 @@ from pathlib import Path
 import pytest
 
 from support.box import Box
+from support.ordinary_script import TRAIN
 from support.waiting import wait
 
 pytestmark = pytest.mark.shared_server
-
-TRAIN = """
-import argparse, os, pickle, time
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--wait", default="")
-args = parser.parse_args()
-os.makedirs("checkpoints", exist_ok=True)
-os.makedirs("runs/exp", exist_ok=True)
-first, size = 0, int(os.environ.get("STOKER_WORLD_SIZE", "1"))
-open("up-" + os.environ["STOKER_TASK_INDEX"], "w").close()
-while len([name for name in os.listdir(".") if name.startswith("up-")]) < size:
-    time.sleep(0.02)
-if os.path.exists("checkpoints/last.pkl"):
-    with open("checkpoints/last.pkl", "rb") as file:
-        first = pickle.load(file)["epoch"] + 1
-print("from", first, flush=True)
-for epoch in range(first, args.epochs):
-    while epoch == 2 and first == 0 and args.wait and not os.path.exists(args.wait):
-        time.sleep(0.02)
-    with open("checkpoints/new.tmp", "wb") as file:
-        pickle.dump({"epoch": epoch, "rank": os.environ.get("RANK")}, file)
-    if os.environ.get("STOKER_TASK_INDEX", "0") == "0":
-        os.replace("checkpoints/new.tmp", "checkpoints/last.pkl")
-    with open("runs/exp/log.csv", "a") as file:
-        file.write(f"{epoch}\\n")
-    print("epoch", epoch, flush=True)
-with open("plot.png", "wb") as file:
-    file.write(b"picture")
-"""
 
 
 def texts(box: Box, run: str, kind: str) -> list[str]:
@@ -87,7 +58,9 @@ def test_resume_goes_on_in_the_folder(box: Box) -> None:
 def test_workers_on_one_machine_share_the_folder_and_start_at_one_step(box: Box, tmp_path: Path) -> None:
     go = tmp_path / "go"
     box.write("train.py", TRAIN)
-    run = box.submit("--workers", "2", "--retries", "1", "--cpu", "0.2", "train.py", "--wait", str(go))
+    run = box.submit(
+        "--workers", "2", "--retries", "1", "--cpu", "0.2", "train.py", "--together", "--wait", str(go)
+    )
     wait(lambda: log(box, run), lambda text: text.count("epoch 1") == 2)
     os.kill(body(box, run, "worker-1"), signal.SIGKILL)
     assert box.ended(run)["state"] == "succeeded"

@@ -40,6 +40,8 @@ class LiveTask:
     """As recorded; changed in memory before it is recorded."""
     phase: TaskPhase = TaskPhase.PENDING
     """Changed by `happened` only."""
+    folder: str = ""
+    """What was last kept of its own working folder, as a tree; empty: not known."""
     directory: TaskDir | None = None
     """None: not reached yet."""
     ingester: Ingester | None = None

@@ -20,7 +20,7 @@ from stoker.task.directory import RemoteAccess, TaskDir
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import Found, open_beneath
 from stoker.transfer.fetch import Fetcher
-from stoker.transfer.merge import for_task
+from stoker.transfer.merge import Given, for_task
 from stoker.transfer.outputs import AT_ONCE, Contents, check_room, named, plain_mode, without_clashes
 from stoker.transfer.walk import too_many, walk
 
@@ -119,6 +119,20 @@ def without_damaged(blobs: BlobStore, digest: str) -> tuple[str, list[str]]:
     return blobs.put_tree(
         Tree(tuple(file for file in blobs.tree(digest).files if file.path not in gone))
     ), damaged
+
+
+def without_deleted(given: Given, base: Tree) -> list[tuple[int, Tree]]:
+    """What the tasks have, without files of `base` that one of them deleted and no other changed."""
+    known = {file.path: file for file in base.files}
+    there = [{file.path for file in tree.files} for _, tree in given]
+    deleted = {path for path in known if any(path not in paths for paths in there)}
+    return [
+        (
+            place,
+            Tree(tuple(file for file in tree.files if file.path not in deleted or file != known[file.path])),
+        )
+        for place, tree in given
+    ]
 
 
 def folder_tree(blobs: BlobStore, code: str, kept: str | None) -> str:

@@ -41,17 +41,18 @@ APART_NAMED = 20
 """Paths with different bytes that are listed, at most."""
 
 
-def bring_code(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
-    """Place a code tree as the task's working folder, unless it is there. The folder appears complete or not at all."""
+def bring_code(blobs: BlobStore, digest: str, task_dir: TaskDir, *, replace: bool = False) -> None:
+    """Place a tree as the task's working folder, unless it is there. The folder appears complete or not at all. `replace`: also
+    in place of one that is there."""
     if isinstance(task_dir, RemoteAccess):
-        task_dir.place(blobs.tree(digest).canonical(), layout.CODE, blobs.open)
+        task_dir.place(blobs.tree(digest).canonical(), layout.CODE, blobs.open, replace=replace)
         return
     parent, name = _local(task_dir).folder
-    if LocalTaskDir(parent).list(name):
+    if not replace and LocalTaskDir(parent).list(name):
         return
     root = open_beneath(parent, "")
     try:
-        blobs.place_at(digest, root, name)
+        blobs.place_at(digest, root, name, replace=replace)
     finally:
         os.close(root)
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from stoker.spec.kept_files import FileFacts, KeepRules
 from stoker.spec.tree import Tree
 from stoker.store.rows import AddEvent, Change, EventRow
 from stoker.task.units import readable_size
-from stoker.transfer.folder import KeptFolder, Span, carry_folder, ignore_lines
+from stoker.transfer.folder import KeptFolder, Span, carry_folder, ignore_lines, without_deleted
 from stoker.transfer.merge import merge, view_of
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,21 @@ class FolderKeeper:
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="folder")
         """Separate from the threads that read tasks: large files take long."""
 
-    async def keep(self, live: LiveRun, changes: list[Change]) -> dict[str, Any] | None:
-        """Store the folder as the ended processes left it: the new value of `RunRow.folder`. None: as it is."""
+    async def keep_between(
+        self, live: LiveRun, tasks: Sequence[LiveTask], changes: list[Change]
+    ) -> dict[str, Any] | None:
+        """`keep` between two generations, for the tasks that have ended. A shared folder stays there anyway."""
+        return None if live.alone or _shared(live) else await self.keep(live, changes, tasks)
+
+    async def keep(
+        self, live: LiveRun, changes: list[Change], tasks: Sequence[LiveTask] | None = None
+    ) -> dict[str, Any] | None:
+        """Store the folder as the ended processes left it: the new value of `RunRow.folder`. None: as it is. `tasks`: all
+        if not given."""
         if not self._applies(live):
             return None
-        work = partial(self._keep, live)
+        ended = {task.name for task in (live.tasks.values() if tasks is None else tasks)}
+        work = partial(self._keep, live, ended)
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except (StokerError, OSError) as exc:
@@ -66,7 +76,7 @@ class FolderKeeper:
         started = live.attempt.started_at is not None
         return started and live.row.code is not None and live.job.launcher != "none"
 
-    def _keep(self, live: LiveRun) -> dict[str, Any] | None:
+    def _keep(self, live: LiveRun, ended: Set[str]) -> dict[str, Any] | None:
         assert live.attempt is not None and live.row.code is not None
         blobs, before = self._ctx.blobs, live.row.folder
         code = blobs.tree(live.row.code)
@@ -79,12 +89,15 @@ class FolderKeeper:
         span = Span(live.attempt.started_at or live.attempt.created_at, time.time())
         found: dict[int, KeptFolder] = {}
         for place, task in enumerate(live.tasks.values()):
+            if task.name not in ended:
+                continue
             if found and _shared(live):
                 break
             given = view_of(base, place) if apart else base
             kept = self._carry(live, task, rules=rules, budget=budget, code=code, before=given, span=span)
             if kept is not None:
                 found[place] = kept
+                task.folder = blobs.put_tree(kept.tree)
                 budget = max(0, budget - _fresh(kept.tree, given))
         if not found:
             return None
@@ -113,7 +126,8 @@ class FolderKeeper:
         if live.alone or _shared(live):
             tree = newest.tree
         else:
-            merged = merge([(place, kept.tree) for place, kept in sorted(found.items())], base, parted=apart)
+            given = [(place, kept.tree) for place, kept in sorted(found.items())]
+            merged = merge(given if apart else without_deleted(given, base), base, parted=apart)
             tree, diverged = merged.tree, merged.apart
         value: dict[str, Any] = {
             "digest": blobs.put_tree(tree),

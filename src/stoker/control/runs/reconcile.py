@@ -239,6 +239,8 @@ class Reconciler:
         """Record the next generation; the next step brings it up."""
         assert live.attempt is not None
         self._health.note(live, tasks)
+        more: list[Change] = []
+        folder = await self._folder.keep_between(live, tasks, more)
         generation = live.attempt.generation + 1
         placement = dict(live.attempt.placement)
         given_up = any(task.given_up for task in tasks)
@@ -259,7 +261,13 @@ class Reconciler:
             if verdict.cause is Cause.ENGINE_ERROR and place.ports:
                 place = replace(place, ports=places.new_ports(self._ctx, place.ports))
             placement[task.name] = place
-        counters = {"failures": following.failures, "faults": following.faults, "reason": following.reason}
+        counters: dict[str, Any] = {
+            "failures": following.failures,
+            "faults": following.faults,
+            "reason": following.reason,
+        }
+        if folder is not None:
+            counters["folder"] = folder
         lost_names = ", ".join(task.name for task in tasks if task.gone is not None)
         event = {"cause": verdict.cause, "generation": generation, "evidence": dict(verdict.evidence)}
         text = (
@@ -284,6 +292,7 @@ class Reconciler:
                     live.id, live.attempt.number, {"generation": generation, "placement": placement}
                 ),
                 UpdateRun(live.id, counters),
+                *live.redaction.changes(more),
                 AddEvent(EventRow(live.id, time.time(), "reforming", text, event)),
             ]
         )

@@ -161,20 +161,29 @@ class AttemptLauncher:
         directory.write_order(order)
 
     def _place(self, live: LiveRun, task: LiveTask) -> None:
-        """Place the working folder of a task that had no order yet, unless it is there."""
+        """Place the working folder of a task that had no order yet, unless it is there. Later generations find it as they left
+        it. Where each task has its own, it gets what the others kept."""
         assert task.directory is not None
-        run = live.row
-        if run.code is None or task.directory.order() is not None:
+        run, again = live.row, task.directory.order() is not None
+        if run.code is None or (again and not run.folder):
             return
         view = None
         if run.folder:
             view = folder_view(self._blobs, run.folder, list(live.tasks).index(task.name))
-        bring_code(self._blobs, folder_tree(self._blobs, run.code, view), task.directory)
+        if again and (live.alone or task.directory.shared_folder is not None or task.folder == view):
+            return
+        bring_code(self._blobs, folder_tree(self._blobs, run.code, view), task.directory, replace=again)
+
+    def _is_placed(self, live: LiveRun, task: LiveTask) -> bool:
+        """Whether its working folder is placed for this generation."""
+        if task.directory is None or task.directory.order() is None:
+            return task.directory is not None
+        return not live.alone and task.directory.shared_folder is None
 
     def _folder(self, live: LiveRun, tasks: Sequence[LiveTask]) -> list[Change]:
         """Check what was kept of the working folder, where it is to be placed. Damaged files are dropped, with a warning."""
         folder, now = live.row.folder, time.time()
-        if not folder or all(task.directory is None or task.directory.order() is not None for task in tasks):
+        if not folder or not any(self._is_placed(live, task) for task in tasks):
             return []
         changes: list[Change] = []
         digest, damaged = without_damaged(self._blobs, str(folder["digest"]))
