@@ -33,15 +33,16 @@ def test_a_killed_script_goes_on_from_its_own_files_and_all_are_kept(box: Box, t
     assert [line for line in log(box, run).splitlines() if "from" in line] == ["from 0", "from 2"]
     (said,) = texts(box, run, "restored")
     assert said.startswith("attempt 2 goes on in the working folder of attempt 1: 3 files, newest ")
-    assert box.show(run)["folder"]["files"] == 4
-    assert "Working folder\n  4 files" in box("show", run).stdout
+    assert box.show(run)["folder"]["files"] == 5
+    assert "Working folder\n  5 files" in box("show", run).stdout
     box("pull", run)
     pulled = box.work / run / "files"
     assert sorted(str(path.relative_to(pulled)) for path in pulled.rglob("*") if path.is_file()) == [
         "checkpoints/last.pkl",
         "plot.png",
         "runs/exp/log.csv",
-        "up-0",
+        "up-1-1-0",
+        "up-2-1-0",
     ]
     assert (pulled / "runs/exp/log.csv").read_text().split() == ["0", "1", "2", "3"]
 
@@ -70,8 +71,10 @@ def test_workers_on_one_machine_share_the_folder_and_start_at_one_step(box: Box,
         "checkpoints/last.pkl",
         "plot.png",
         "runs/exp/log.csv",
-        "up-0",
-        "up-1",
+        "up-1-1-0",
+        "up-1-1-1",
+        "up-1-2-0",
+        "up-1-2-1",
     }
 
 

@@ -44,4 +44,4 @@ def test_the_pods_of_a_world_start_again_from_the_files_of_the_first(box: Cluste
         "[worker-1] from 2",
     ]
     kept = {file["path"] for file in box.client().files(run, what="files")["files"]}
-    assert {"checkpoints/last.pkl", "plot.png", "up-0", "up-1"} <= kept
+    assert {"checkpoints/last.pkl", "plot.png", "up-1-1-0", "up-1-1-1"} <= kept

@@ -50,6 +50,9 @@ def judge(ending: Ending, *, desired: str) -> Outcome:
         return Outcome(Cause.DISK, code, ending.message or "the disk is full", evidence)
     if ending.kind == "start-failed":
         return Outcome(Cause.USER_ERROR, code, ending.message or "the command could not be started", evidence)
+    if ending.kind == "signal" and ending.signal == signal.SIGKILL:
+        # Neither its limits nor its launcher ended it, and no program fails in this way by itself.
+        return Outcome(Cause.LOST, code, "killed by SIGKILL from outside", evidence)
     if ending.kind == "signal" and ending.signal is not None:
         return Outcome(Cause.USER_ERROR, code, f"killed by {_signal_name(ending.signal)}", evidence)
     if any(sign in line for line in ending.last_lines[-5:] for sign in _FULL):

@@ -67,8 +67,10 @@ class FolderKeeper:
         for text in _warnings(found):
             changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
         before = live.row.folder
-        if before and before["digest"] != found["digest"]:
-            self._ctx.dropped.add(before["digest"])
+        if before is None or before["digest"] != found["digest"]:
+            live.progressed = True
+            if before is not None:
+                self._ctx.dropped.add(before["digest"])
         return found
 
     def _applies(self, live: LiveRun) -> bool:

@@ -316,6 +316,7 @@ class Reconciler:
     async def _finish(self, live: LiveRun, verdict: outcome.Outcome, changes: list[Change]) -> None:
         assert live.attempt is not None
         self._health.note(live, live.tasks.values())
+        folder = await self._folder.keep(live, changes)
         following = self._following(live, verdict)
         now = time.time()
         values: dict[str, Any] = {
@@ -330,7 +331,6 @@ class Reconciler:
         outputs = await self._recorder.outputs(live, changes)
         if outputs is not None:
             values["outputs"] = outputs
-        folder = await self._folder.keep(live, changes)
         if folder is not None:
             values["folder"] = folder
         if following.state.terminal:

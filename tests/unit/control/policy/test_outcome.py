@@ -20,7 +20,7 @@ def end(kind: str, **values: Any) -> Ending:
     [
         (end("exit", code=0), "run", Cause.COMPLETED, 0),
         (end("exit", code=3), "run", Cause.USER_ERROR, 3),
-        (end("signal", signal=9), "run", Cause.USER_ERROR, 137),
+        (end("signal", signal=9), "run", Cause.LOST, 137),
         (end("signal", signal=11), "run", Cause.USER_ERROR, 139),
         (end("oom", signal=9, limit=1 << 30, peak=1 << 30), "run", Cause.OOM, 137),
         (end("setup", code=1), "run", Cause.SETUP, 1),
@@ -78,7 +78,7 @@ def test_user_errors_spend_retries_and_then_fail() -> None:
 
 def test_only_failures_in_a_row_without_progress_wait() -> None:
     """With progress in each attempt there is no backoff after any number of failures."""
-    verdict = judge(end("signal", signal=9), desired="run")
+    verdict = judge(end("signal", signal=11), desired="run")
     known = {"retries": 1000, "failures": 500}
     assert [after(verdict, fruitless=count, **known).delay for count in range(4)] == [0, 1, 2, 4]
     assert after(verdict, fruitless=3, progressed=True, **known).delay == 0
