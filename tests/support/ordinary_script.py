@@ -12,13 +12,13 @@ args = parser.parse_args()
 os.makedirs("checkpoints", exist_ok=True)
 os.makedirs("runs/exp", exist_ok=True)
 first, size = 0, int(os.environ.get("STOKER_WORLD_SIZE", "1"))
+if os.path.exists("checkpoints/last.pkl"):
+    with open("checkpoints/last.pkl", "rb") as file:
+        first = pickle.load(file)["epoch"] + 1
 mark = "up-" + os.environ["STOKER_ATTEMPT"] + "-" + os.environ["STOKER_GENERATION"]
 open(mark + "-" + os.environ["STOKER_TASK_INDEX"], "w").close()
 while args.together and len([name for name in os.listdir(".") if name.startswith(mark)]) < size:
     time.sleep(0.02)
-if os.path.exists("checkpoints/last.pkl"):
-    with open("checkpoints/last.pkl", "rb") as file:
-        first = pickle.load(file)["epoch"] + 1
 print("from", first, flush=True)
 for epoch in range(first, args.epochs):
     while epoch == 2 and first == 0 and args.wait and not os.path.exists(args.wait):
