@@ -15,6 +15,7 @@ first, size = 0, int(os.environ.get("STOKER_WORLD_SIZE", "1"))
 if os.path.exists("checkpoints/last.pkl"):
     with open("checkpoints/last.pkl", "rb") as file:
         first = pickle.load(file)["epoch"] + 1
+new = "checkpoints/new-" + os.environ["STOKER_TASK_INDEX"] + ".tmp"
 mark = "up-" + os.environ["STOKER_ATTEMPT"] + "-" + os.environ["STOKER_GENERATION"]
 open(mark + "-" + os.environ["STOKER_TASK_INDEX"], "w").close()
 while args.together and len([name for name in os.listdir(".") if name.startswith(mark)]) < size:
@@ -23,10 +24,10 @@ print("from", first, flush=True)
 for epoch in range(first, args.epochs):
     while epoch == 2 and first == 0 and args.wait and not os.path.exists(args.wait):
         time.sleep(0.02)
-    with open("checkpoints/new.tmp", "wb") as file:
+    with open(new, "wb") as file:
         pickle.dump({"epoch": epoch, "rank": os.environ.get("RANK")}, file)
     if os.environ.get("STOKER_TASK_INDEX", "0") == "0":
-        os.replace("checkpoints/new.tmp", "checkpoints/last.pkl")
+        os.replace(new, "checkpoints/last.pkl")
     with open("runs/exp/log.csv", "a") as file:
         file.write(f"{epoch}\\n")
     print("epoch", epoch, flush=True)
