@@ -67,6 +67,8 @@ class FolderKeeper:
         for text in _warnings(found):
             changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
         before = live.row.folder
+        if before is None and not found["files"] and not found.keys() & {"left", "ignored"}:
+            return None
         if before is None or before["digest"] != found["digest"]:
             live.progressed = True
             if before is not None:
