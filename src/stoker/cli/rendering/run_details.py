@@ -230,7 +230,7 @@ def _attempts(run: Json, page: Page) -> None:
                 _attempt_state(attempt),
                 units.clock(attempt.get("started_at"), page.now),
                 units.duration(took),
-                _origin(attempt, names),
+                _origin(run, attempt, names),
                 _place(attempt),
                 cause_text(attempt),
             )
@@ -256,10 +256,11 @@ def _attempt_state(attempt: Json) -> Cell:
     return tables.state_cell(state)
 
 
-def _origin(attempt: Json, checkpoints: Mapping[str, Json]) -> str:
+def _origin(run: Json, attempt: Json, checkpoints: Mapping[str, Json]) -> str:
     found = attempt.get("resumed_from")
     if not found:
-        return "the start"
+        # Which files a script resumes from, if any, only the script knows.
+        return "its folder" if attempt["number"] > 1 and run.get("folder") else "the start"
     known = checkpoints.get(found)
     if known is not None and known.get("step") is not None:
         return f"step {known['step']}"
