@@ -108,7 +108,7 @@ class Sweeper:
                 len(unknown), unknown[0]["id"],
             )  # fmt: skip
             return None
-        if not any(self._store.counts().values()):
+        if self._store.is_empty():
             return None
         return self._blobs.collect(self._store.blob_roots())
 

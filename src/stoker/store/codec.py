@@ -227,6 +227,7 @@ def new_run(new: NewRun, run_id: str, now: float) -> Columns:
         "warnings": "[]",
         "folder": None,
         "folder_digest": None,
+        "removed_at": None,
     }
 
 
