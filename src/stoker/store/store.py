@@ -156,7 +156,7 @@ class Store:
 
     def purge(self, run_id: str, before: float) -> set[str] | None:
         """Deletes all rows of a run that `expired` names, except the one that keeps its id and its key taken. Returns
-        the trees that it referred to. None: it must stay, it was taken out meanwhile for example."""
+        the trees that it referred to, without its code, which an upload under way may rely on. None: it must stay, it was taken out meanwhile for example."""
         return self._database.write(trash.purge, run_id, before)
 
     def purged(self, run_ids: Sequence[str]) -> set[str]:

@@ -71,9 +71,7 @@ PURGE = (
 PURGED = select(runs.c.id).where(
     runs.c.state == queries.REMOVED, runs.c.id.in_(bindparam("ids", expanding=True))
 )
-DIGESTS = select(runs.c.seq, runs.c.code, runs.c.output_digest, runs.c.folder_digest).where(
-    runs.c.id == bindparam("run")
-)
+DIGESTS = select(runs.c.seq, runs.c.output_digest, runs.c.folder_digest).where(runs.c.id == bindparam("run"))
 CHECKPOINT_DIGESTS = select(checkpoints.c.digest).where(
     checkpoints.c.run == bindparam("run"), checkpoints.c.kept.is_(True)
 )
@@ -148,7 +146,7 @@ def purge(connection: Connection, run_id: str, before: float) -> set[str] | None
         raise NotFound(f"no run {run_id!r}")
     if not connection.execute(PURGE, {"run_id": run_id, "before": codec.number(before)}).rowcount:
         return None
-    digests = {row.code, row.output_digest, row.folder_digest} - {None}
+    digests = {row.output_digest, row.folder_digest} - {None}
     for statement in (CHECKPOINT_DIGESTS, PART_DIGESTS):
         digests.update(connection.execute(statement, of).scalars())
     connection.execute(DELETE_TAGS, {"seq": row.seq})

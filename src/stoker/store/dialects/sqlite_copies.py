@@ -1,6 +1,6 @@
 """Copies of the database as files: what is in them, which one to restore, which ones to delete.
 
-Runs are never deleted from a database, so the copy with the most runs has the longest history. A newer copy with fewer
+The row of a run is never deleted from a database (the emptied trash leaves it, too), so the copy with the most runs has the longest history. A newer copy with fewer
 runs is of a home that has lost something: it must not replace the better one.
 """
 
