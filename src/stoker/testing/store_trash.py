@@ -143,6 +143,15 @@ class TrashTests(StoreCase):
         with pytest.raises(NotFound):
             store.remove("nobody-0000", now=50.0, by="")
 
+    def test_a_removed_run_that_goes_on_is_shown_again(self, store: Store) -> None:
+        """A restored database may be older than a resume, whose tasks are then found."""
+        run = ended(store, "1")
+        store.remove(run.id, now=50.0, by="")
+        store.apply([UpdateRun(run.id, {"reason": "looked at"}), UpdateRun(run.id, {"state": "failed"})])
+        assert store.run(run.id).removed_at == 50.0
+        store.apply([UpdateRun(run.id, {"state": "starting", "attempt": 2})])
+        assert store.run(run.id).removed_at is None and store.resolve(run.id).id == run.id
+
     def test_purging_leaves_one_row_and_names_the_trees(self, store: Store) -> None:
         run, other = ended(store, "1"), ended(store, "2")
         untouched = rows_by_table(store, other)

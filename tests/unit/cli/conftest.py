@@ -206,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
         if words == ["trash", "empty"]:
             ids = [run["id"] for run in fake.trash]
             fake.trash = []
-            return self.send(200, {"runs": ids, "held": [], "bytes": 3 << 20})
+            return self.send(200, {"runs": ids, "held": ["far-0000"], "bytes": 3 << 20, "later": True})
         if words == ["disk"]:
             return self.send(200, fake.disk)
         if words == ["nodes"]:

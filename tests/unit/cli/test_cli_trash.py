@@ -134,7 +134,11 @@ def test_the_trash_is_shown_and_emptied(runs: Any, invoke: Any) -> None:
     asked = invoke("prune", tty=120, typed="n\n")
     assert "delete 1 removed run (3 MiB of checkpoints) for good?" in asked.err
     assert asked.code == 1 and len(runs.trash) == 1
-    assert invoke("prune", "--yes").err == "1 run deleted, 3 MiB freed\n"
+    assert invoke("prune", "--yes").err == (
+        "1 run deleted, 3 MiB freed\n"
+        "files that were used within the last minute follow soon\n"
+        "kept until their cluster has let go of them: far-0000\n"
+    )
 
 
 def test_disk(fake: Any, invoke: Any) -> None:

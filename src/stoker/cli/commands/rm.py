@@ -73,7 +73,7 @@ def prune(ctx: Context, *, yes: bool, as_json: bool) -> int:
     runs = list(_pages(ctx, trash=True))
     if not runs:
         if as_json:
-            ctx.json({"runs": [], "held": [], "bytes": 0})
+            ctx.json({"runs": [], "held": [], "bytes": 0, "later": False})
         else:
             ctx.note("the trash is empty")
         return 0
@@ -91,6 +91,8 @@ def prune(ctx: Context, *, yes: bool, as_json: bool) -> int:
         ctx.json(answer)
         return 0
     ctx.note(f"{units.plural(len(answer['runs']), 'run')} deleted, {units.size(answer['bytes'])} freed")
+    if answer["later"]:
+        ctx.note("files that were used within the last minute follow soon")
     if answer["held"]:
         ctx.note(
             f"kept until their cluster has let go of them: {', '.join(map(terminal.safe, answer['held']))}"

@@ -50,7 +50,8 @@ def sizes(request: Request, body: Sizes) -> JsonAnswer:
 @router.post("/trash/empty")
 def empty(request: Request, body: Nothing) -> JsonAnswer:
     emptied = services_of(request).controller.empty_trash()
-    return JsonAnswer({"runs": emptied.runs, "held": emptied.held, "bytes": emptied.bytes})
+    answer = {"runs": emptied.runs, "held": emptied.held, "bytes": emptied.bytes}
+    return JsonAnswer({**answer, "later": bool(emptied.later)})
 
 
 @router.get("/disk")
