@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -67,6 +68,26 @@ def free(path: Path) -> int:
         found = os.statvfs(_existing(path))
         return found.f_bavail * found.f_frsize
     return _UNKNOWN
+
+
+def used(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
+    """Bytes that a file, or a directory with everything in it, takes on the disk. Links are not followed. What cannot be
+    read or vanishes meanwhile counts as nothing. `seen`: files with several names, each counted once."""
+    seen = set() if seen is None else seen
+    total = 0
+    left = [path]
+    while left:
+        here = left.pop()
+        with contextlib.suppress(OSError):
+            info = here.lstat()
+            if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
+                if (info.st_dev, info.st_ino) in seen:
+                    continue
+                seen.add((info.st_dev, info.st_ino))
+            total += info.st_blocks * 512
+            if stat.S_ISDIR(info.st_mode):
+                left += [here / name for name in os.listdir(here)]
+    return total
 
 
 def has_no_inodes(path: Path) -> bool:

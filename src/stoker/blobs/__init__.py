@@ -1,7 +1,7 @@
 """Content-addressed storage: code, checkpoints, outputs. A blob is named by the SHA-256 of its bytes.
 
 store    BlobStore: put and get blobs and trees
-collect  mark and sweep: delete what nothing refers to
+collect  mark and sweep: delete what nothing refers to; what takes the room
 place    make a directory out of a tree
 listing  Listings: the trees that were read last
 framing  many blobs as one stream

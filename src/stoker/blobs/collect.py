@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from stoker.errors import StokerError
 
 GRACE = 24 * 3600.0
 """Seconds that an unreferenced blob is kept: longer than any upload, transfer or submit takes."""
@@ -46,6 +48,33 @@ def collect(
                 size += length
     _sweep(temporary, oldest)
     return Freed(blobs, size)
+
+
+REST = "rest"
+"""The kind of what no tree of any kind has."""
+
+
+def usage(
+    objects: Path,
+    trees: Path,
+    members: Callable[[str], Iterable[str]],
+    kinds: Mapping[str, Iterable[str]],
+) -> dict[str, int]:
+    """Bytes of everything stored, each counted for the first kind with a tree that has it. A tree for which `members`
+    raises has nothing but itself."""
+    owner: dict[str, str] = {}
+    for kind, names in kinds.items():
+        for name in names:
+            owner.setdefault(name, kind)
+            # It is missing or damaged. Its runs report that when they need it; here it only counts as nothing.
+            with contextlib.suppress(StokerError, OSError):
+                for blob in members(name):
+                    owner.setdefault(blob, kind)
+    found = dict.fromkeys([*kinds, REST], 0)
+    for base in (objects, trees):
+        for name, path in _entries(base):
+            found[owner.get(name, REST)] += _stat(path)[0]
+    return found
 
 
 def discard(

@@ -17,11 +17,11 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from stoker.blobs.collect import GRACE, Freed, collect, discard
+from stoker.blobs.collect import GRACE, Freed, collect, discard, usage
 from stoker.blobs.files import (
     CHUNK,
     Copier,
@@ -222,6 +222,10 @@ class BlobStore:
         return discard(
             self._objects, self._trees, lambda name: self.tree(name).blobs(), dropped, roots, grace
         )
+
+    def usage(self, kinds: Mapping[str, Iterable[str]]) -> dict[str, int]:
+        """Bytes of everything stored, each counted for the first kind (of trees) that has it; `rest`: for none."""
+        return usage(self._objects, self._trees, lambda name: self.tree(name).blobs(), kinds)
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("scale", "scale", "give an elastic run more or fewer workers"),
             ("shell", "shell", "open a shell in a run's task"),
             ("drill", "drill", "kill a run on purpose and see how it comes back"),
+            ("rm", "rm", "remove ended runs; for a week they can be brought back"),
         ),
     ),
     (
@@ -48,6 +49,8 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("cluster", "cluster", "the Kubernetes clusters runs can go to"),
             ("doctor", "doctor", "check this machine and say what to fix"),
             ("server", "server", "start, stop and look at your own server"),
+            ("disk", "disk", "what takes the room in the home, and the largest runs"),
+            ("prune", "rm", "empty the trash now"),
             ("backup", "backup", "copy the whole home, or restore it"),
             ("schema", "misc", "the JSON Schema of a job file, for editors"),
             ("completion", "misc", "completion for bash, zsh or fish"),

@@ -42,7 +42,7 @@ def _refuse_intact_database(home: Home) -> None:
 
     try:
         with Store.open(Settings.load(home).database, create=False) as store:
-            runs = sum(store.counts().values())
+            runs = store.total()
     except (StoreDamaged, NotFound):
         return
     if runs:

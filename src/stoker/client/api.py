@@ -122,6 +122,7 @@ class Client:
         project: str | None = None,
         limit: int | None = None,
         before: int | None = None,
+        trash: bool = False,
     ) -> Json:
         query = {
             "state": _listed(state),
@@ -131,6 +132,7 @@ class Client:
             "project": project,
             "limit": limit,
             "before": before,
+            "trash": int(trash) or None,
         }
         return self._get("/api/v1/runs", query)
 
@@ -149,6 +151,24 @@ class Client:
 
     def suspend(self, run: str) -> Json:
         return self._post(_path(run, "suspend"), {})
+
+    def remove(self, run: str) -> Json:
+        """Puts an ended run into the trash."""
+        return self._call("DELETE", _path(run), None)
+
+    def restore(self, run: str) -> Json:
+        """Takes a run out of the trash."""
+        return self._post(_path(run, "restore"), {})
+
+    def sizes(self, runs: Sequence[str], *, metric: str | None = None) -> Json:
+        """What is stored of each run; with a metric its last value too."""
+        return self._post("/api/v1/runs/sizes", {"runs": list(runs), "metric": metric}, timeout=600.0)
+
+    def empty_trash(self) -> Json:
+        return self._post("/api/v1/trash/empty", {}, timeout=3600.0)
+
+    def disk(self) -> Json:
+        return self._call("GET", "/api/v1/disk", None, timeout=600.0)
 
     def resize(self, run: str, *, cpu: str | None = None, memory: str | None = None) -> Json:
         return self._post(_path(run, "resize"), {"cpu": cpu, "memory": memory}, timeout=90.0)

@@ -18,6 +18,8 @@ logs/           the archived logs
 committer       group commit: changes of several runs share transactions
 notifier        wakes followers of a run
 maintenance     backups, and the deletion of blobs that nothing refers to
+trash           deletes removed runs for good
+disk_usage      what takes the room in a home
 run_secrets     the secrets of runs, on disk
 image_metadata  the configuration of a job's image, read at submit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from stoker.control.placement import elastic, node_report
 from stoker.control.runs import debug_hold
 from stoker.control.runs import resize as resizing
 from stoker.control.submission import Submissions, check_processes, check_secrets
+from stoker.control.trash import Emptied
 from stoker.engine.base import Drills, Engine
 from stoker.errors import Conflict, NotFound, Refused, StokerError
 from stoker.scheduling import Explanation
@@ -93,6 +95,16 @@ class Controller:
         if RunState(row.state).terminal:
             self._loop.ask(lambda: debug_hold.let_go(self._loop.context, run_id, self._loop.cleanup.begin))
         return row
+
+    def remove(self, run_id: str, *, by: str) -> RunRow:
+        """Put an ended run into the trash. What was held for inspection is released."""
+        row = self._store.remove(run_id, now=time.time(), by=by)
+        self._loop.ask(lambda: debug_hold.let_go(self._loop.context, run_id, self._loop.cleanup.begin))
+        return row
+
+    def empty_trash(self) -> Emptied:
+        """Delete all removed runs for good."""
+        return self._loop.ask(lambda: self._loop.sweeper.empty_trash(math.inf), timeout=3600.0)
 
     def suspend(self, run_id: str, *, by: str) -> RunRow:
         return self._set_desired(run_id, "suspend", by)

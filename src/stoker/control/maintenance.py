@@ -1,9 +1,10 @@
-"""Periodic work: backups of the database, and the deletion of blobs that nothing refers to."""
+"""Periodic work: backups of the database, the trash, and the deletion of blobs that nothing refers to."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from stoker.blobs import BlobStore
 from stoker.blobs.collect import Freed
+from stoker.control.trash import TRASH_FOR, Emptied, Trash
 from stoker.errors import StokerError
 from stoker.settings import Home, Settings
 from stoker.store import Store, home_contents
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 _FREE_EVERY = 15.0
 """Seconds between looks for dropped checkpoints: a big one every minute must not fill the disk."""
 _SWEEP_EVERY = 3600.0
+"""Seconds between sweeps over all blobs, and between looks into the trash."""
 
 
 class Backups:
@@ -67,11 +70,14 @@ class Sweeper:
         self._blobs = blobs
         self._home = home
         self._dropped = dropped
+        self._trash = Trash(store, blobs, home)
+        self._emptying = asyncio.Lock()
         self.unknown: list[dict[str, Any]] = []
         """`{"id", "name"?, "t"?}` of each, as the last look found them. The list is replaced, never changed."""
 
     async def run(self) -> None:
         last = time.monotonic()
+        emptied = -math.inf
         await self._look_guarded()
         while True:
             await asyncio.sleep(_FREE_EVERY)
@@ -80,11 +86,22 @@ class Sweeper:
                     trees = set(self._dropped)
                     self._dropped -= trees
                     self._dropped |= await asyncio.to_thread(self._free, trees)
+                if time.monotonic() - emptied > _SWEEP_EVERY:
+                    emptied = time.monotonic()
+                    await self.empty_trash(time.time() - TRASH_FOR)
+                    await asyncio.to_thread(self._trash.tidy)
                 if time.monotonic() - last > _SWEEP_EVERY:
                     last = time.monotonic()
                     await asyncio.to_thread(self.sweep)
             except (StokerError, OSError) as exc:
                 log.warning("sweeping blobs failed: %s", exc)
+
+    async def empty_trash(self, before: float) -> Emptied:
+        """Delete for good the runs that were removed before this time. In the control loop's thread."""
+        async with self._emptying:
+            emptied = await asyncio.to_thread(self._trash.empty, before)
+        self._dropped |= emptied.later
+        return emptied
 
     async def _look_guarded(self) -> None:
         try:
@@ -108,7 +125,7 @@ class Sweeper:
                 len(unknown), unknown[0]["id"],
             )  # fmt: skip
             return None
-        if not any(self._store.counts().values()):
+        if self._store.is_empty():
             return None
         return self._blobs.collect(self._store.blob_roots())
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from stoker.server import responses
 from stoker.server.log_redaction import redactor
-from stoker.server.routes import admin, clusters, code, files, logs, metrics, nodes, runs
+from stoker.server.routes import admin, clusters, code, files, logs, metrics, nodes, runs, storage
 from stoker.server.security import ANYWHERE, Security, is_loopback
 from stoker.server.services import Services
 
@@ -16,7 +16,7 @@ def create_app(services: Services) -> FastAPI:
     redactor.hide([services.token])
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.services = services
-    for module in (admin, runs, logs, metrics, files, code, nodes, clusters):
+    for module in (admin, runs, logs, metrics, files, code, nodes, clusters, storage):
         app.include_router(module.router)
     responses.install(app, services.settings.home.root)
     app.add_middleware(Security, token=services.token, hosts=hosts_of(services), caps=code.CAPS)

@@ -115,7 +115,7 @@ def _fill(home: Home, store: Store, blobs: BlobStore, partial: Path) -> dict[str
         "format": FORMAT,
         "version": __version__,
         "created_at": time.time(),
-        "runs": sum(store.counts().values()),
+        "runs": store.total(),
         "files": len(files),
         "bytes": sum(entry.stat().st_size for entry in files),
     }

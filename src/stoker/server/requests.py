@@ -106,5 +106,10 @@ class Forget(RequestBody):
     ] = []
 
 
+class Sizes(RequestBody):
+    runs: Annotated[list[Annotated[str, StringConstraints(max_length=200)]], Field(max_length=10_000)]
+    metric: Annotated[str, StringConstraints(max_length=4096)] | None = None
+
+
 class Nothing(RequestBody):
     """A request without a body of its own."""

@@ -3,6 +3,7 @@
 rows           what is kept, as dataclasses, and the changes that can be asked for
 store          Store: the class that everything else uses
 submissions    submit, stop, resume
+trash          removed runs: remove, restore, purge; what is stored of runs
 mutations      what the control loop decided
 queries        queries
 metrics        curves

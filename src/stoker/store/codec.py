@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from stoker.errors import StoreDamaged
+from stoker.spec.states import TERMINAL
 from stoker.store import placement
 from stoker.store.rows import (
     AttemptRow,
@@ -194,6 +195,8 @@ def changed(values: Mapping[str, Any], encoders: Mapping[str, Encoder], what: st
         encoded["output_digest"] = _digest_of(values["outputs"])
     if encoders is RUN and "folder" in values:
         encoded["folder_digest"] = _digest_of(values["folder"])
+    if encoders is RUN and "state" in values and values["state"] not in TERMINAL:
+        encoded["removed_at"] = None  # its tasks were found again: nothing that goes on is hidden
     return encoded
 
 
@@ -227,6 +230,7 @@ def new_run(new: NewRun, run_id: str, now: float) -> Columns:
         "warnings": "[]",
         "folder": None,
         "folder_digest": None,
+        "removed_at": None,
     }
 
 

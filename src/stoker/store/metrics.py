@@ -42,6 +42,7 @@ RECENT = (
     .limit(bindparam("limit"))
 )
 LAST_POINT = _LAST.where(metrics.c.key_id == bindparam("key_id"))
+LAST_POINT_OF = _LAST.where(metrics.c.key_id == _ID_OF_KEY)
 ATTEMPTS_OF_KEY = select(func.min(metrics.c.attempt), func.max(metrics.c.attempt)).where(
     metrics.c.key_id == bindparam("key_id")
 )
@@ -156,6 +157,16 @@ def latest(connection: Connection, run: str) -> dict[str, float]:
         row = connection.execute(LAST_POINT, {"key_id": key_id}).first()
         if row is not None:
             values[key] = codec.unmetric(row.value)
+    return values
+
+
+def last_of(connection: Connection, runs: Sequence[str], key: str) -> dict[str, float]:
+    values = {}
+    for run in runs:
+        ids = {"run": codec.text(run), "key": codec.exact(key)}
+        row = connection.execute(LAST_POINT_OF, ids).first()
+        if row is not None:
+            values[run] = codec.unmetric(row.value)
     return values
 
 

@@ -38,26 +38,40 @@ UNENDED = ("starting", "running", "stopping")
 CHUNK = 500
 """Values in one IN list: below the limit of every database."""
 
+REMOVED = "removed"
+"""State of the row that is left of a run once the trash was emptied. Its id and its key stay taken."""
+SHOWN = func.coalesce(runs.c.removed_at, -1.0) < 0
+"""Not removed. An expression, so that no database walks the index of removed runs for it."""
+IN_TRASH = runs.c.removed_at > 0
+
 _RUN = select(*(runs.c[name] for name in codec.RUN_COLUMNS))
 _SEQ = codec.RUN_COLUMNS.index("seq")
 _ID = codec.RUN_COLUMNS.index("id")
 _WHOLE_RUN = _RUN.add_columns(run_records.c.record, runs.c.fingerprint).outerjoin(
     run_records, run_records.c.run == runs.c.id
 )
-RUN_BY_ID = _WHOLE_RUN.where(runs.c.id == bindparam("id"))
+RUN_BY_ID = _WHOLE_RUN.where(runs.c.id == bindparam("id"), runs.c.state != REMOVED)
 RUN_BY_KEY = _WHOLE_RUN.where(runs.c.key == bindparam("key"))
 RUNS_BY_SEQ = _RUN.where(runs.c.seq.in_(bindparam("seqs", expanding=True)))
 RECORDS_OF = select(run_records).where(run_records.c.run.in_(bindparam("ids", expanding=True)))
 LIVE_RUNS = _RUN.where(runs.c.state.in_(LIVE)).order_by(runs.c.seq)
 KNOWN_IDS = select(runs.c.id).where(runs.c.id.in_(bindparam("ids", expanding=True)))
-NEWEST_IDS = select(runs.c.id).order_by(runs.c.seq.desc()).limit(bindparam("limit"))
+NEWEST_IDS = select(runs.c.id).where(SHOWN).order_by(runs.c.seq.desc()).limit(bindparam("limit"))
 IDS_BETWEEN = (
     select(runs.c.id, runs.c.project)
-    .where(runs.c.id >= bindparam("low"), runs.c.id < bindparam("high"))
+    .where(runs.c.id >= bindparam("low"), runs.c.id < bindparam("high"), SHOWN)
+    .order_by(runs.c.id)
+    .limit(bindparam("limit"))
+)
+TRASH_IDS_BETWEEN = (
+    select(runs.c.id, runs.c.project)
+    .where(IN_TRASH, runs.c.id >= bindparam("low"), runs.c.id < bindparam("high"))
     .order_by(runs.c.id)
     .limit(bindparam("limit"))
 )
 COUNTS = select(runs.c.state, func.count()).group_by(runs.c.state)
+STATES_IN_TRASH = select(runs.c.state).where(IN_TRASH)
+ANY_RUN = select(runs.c.seq).limit(1)
 ROOTS = union_all(
     select(runs.c.code).where(runs.c.code.is_not(None)),
     select(runs.c.output_digest).where(runs.c.output_digest.is_not(None)),
@@ -109,6 +123,7 @@ CURSORS_OF = select(cursors.c.task, cursors.c.file, cursors.c.offset).where(
 
 
 def run(connection: Connection, run_id: str) -> RunRow:
+    """Also of a run in the trash."""
     found = find_run(connection, run_id)
     if found is None:
         raise NotFound(f"no run {run_id!r}", hint=_nearest_hint(connection, run_id))
@@ -120,14 +135,14 @@ def find_run(connection: Connection, run_id: str) -> RunRow | None:
     return None if row is None else codec.run_row(row, row.record)
 
 
-def resolve(connection: Connection, ref: str, project: str | None) -> RunRow:
+def resolve(connection: Connection, ref: str, project: str | None, trash: bool = False) -> RunRow:
     exact = find_run(connection, ref)
-    if exact is not None and project in (None, exact.project):
+    if exact is not None and project in (None, exact.project) and (exact.removed_at is not None) == trash:
         return exact
-    named = list_runs(connection, RunFilter(name=ref, project=project, limit=1), records=True)
+    named = list_runs(connection, RunFilter(name=ref, project=project, limit=1, trash=trash), records=True)
     if named:
         return named[0]
-    ids = _ids_starting_with(connection, ref, project)
+    ids = _ids_starting_with(connection, ref, project, trash)
     if len(ids) == 1:
         return run(connection, ids[0])
     if ids:
@@ -135,6 +150,12 @@ def resolve(connection: Connection, ref: str, project: str | None) -> RunRow:
             f"{ref!r} is the start of several run ids",
             hint=f"Choose one: {', '.join(ids[:10])}{', ...' if len(ids) > 10 else ''}",
             details={"candidates": ids[:10]},
+        )
+    if trash:
+        raise NotFound(f"no run {ref!r} in the trash", hint="stoker rm --list shows what is in it.")
+    if exact is not None and exact.removed_at is not None:
+        raise NotFound(
+            f"run {exact.id!r} was removed", hint=f"It is in the trash: stoker rm --undo {exact.id}"
         )
     raise NotFound(f"no run {ref!r}", hint=_nearest_hint(connection, ref))
 
@@ -153,7 +174,17 @@ def live(connection: Connection, *, records: bool) -> list[RunRow]:
 
 def counts(connection: Connection) -> dict[str, int]:
     found: dict[str, int] = {row[0]: row[1] for row in connection.execute(COUNTS)}
+    for state in connection.execute(STATES_IN_TRASH).scalars():
+        found[state] -= 1
     return {state: found.get(state, 0) for state in STATES}
+
+
+def total(connection: Connection) -> int:
+    return sum(row[1] for row in connection.execute(COUNTS))
+
+
+def is_empty(connection: Connection) -> bool:
+    return connection.execute(ANY_RUN).first() is None
 
 
 def known_ids(connection: Connection, ids: Sequence[str]) -> set[str]:
@@ -190,7 +221,8 @@ def _page(connection: Connection, wanted: RunFilter) -> list[int]:
     states = tuple(dict.fromkeys(map(codec.text, wanted.states))) or (
         STATES if wanted.name is not None else ()
     )
-    statement = _page_statement(frozenset(values), bool(states) and not tags, bool(states) and bool(tags))
+    key = (frozenset(values), bool(states) and not tags, bool(states) and bool(tags), wanted.trash)
+    statement = _page_statement(key)
     if tags and states:
         values["states"] = states
     if tags or not states:
@@ -199,19 +231,22 @@ def _page(connection: Connection, wanted: RunFilter) -> list[int]:
     return list(heapq.merge(*parts, reverse=True))[: wanted.limit]
 
 
-_page_statements: dict[tuple[frozenset[str], bool, bool], Select[Any]] = {}
+_PageKey = tuple[frozenset[str], bool, bool, bool]
+"""The values that are given; whether it is of one state; of several states; of the trash."""
+_page_statements: dict[_PageKey, Select[Any]] = {}
 
 
-def _page_statement(given: frozenset[str], one_state: bool, among_states: bool) -> Select[Any]:
-    key = (given, one_state, among_states)
+def _page_statement(key: _PageKey) -> Select[Any]:
     if key not in _page_statements:
-        _page_statements[key] = _build_page_statement(given, one_state, among_states)
+        _page_statements[key] = _build_page_statement(*key)
     return _page_statements[key]
 
 
-def _build_page_statement(given: frozenset[str], one_state: bool, among_states: bool) -> Select[Any]:
+def _build_page_statement(
+    given: frozenset[str], one_state: bool, among_states: bool, trash: bool
+) -> Select[Any]:
     tags = sorted(name for name in given if name.startswith("tag"))
-    statement: Select[Any] = select(runs.c.seq)
+    statement: Select[Any] = select(runs.c.seq).where(IN_TRASH if trash else SHOWN)
     seq = runs.c.seq
     for position, tag in enumerate(tags):
         tagged = run_tags.alias(f"tagged{position}")
@@ -235,11 +270,14 @@ def _build_page_statement(given: frozenset[str], one_state: bool, among_states: 
     return statement.order_by(seq.desc()).limit(bindparam("limit"))
 
 
-def _ids_starting_with(connection: Connection, start: str, project: str | None) -> list[str]:
+def _ids_starting_with(
+    connection: Connection, start: str, project: str | None, trash: bool = False
+) -> list[str]:
     if not start or not start.isascii() or not start.isprintable():
         return []
     values = {"low": start, "high": start + "\x7f", "limit": 200}
-    return [row.id for row in connection.execute(IDS_BETWEEN, values) if project in (None, row.project)]
+    found = connection.execute(TRASH_IDS_BETWEEN if trash else IDS_BETWEEN, values)
+    return [row.id for row in found if project in (None, row.project)]
 
 
 def _nearest_hint(connection: Connection, run_id: str) -> str:

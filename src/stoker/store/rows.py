@@ -69,6 +69,8 @@ class RunRow:
     warnings: tuple[str, ...] = ()
     folder: Json | None = None
     """What is kept of the working folder (`control.folder`)."""
+    removed_at: float | None = None
+    """Since when it is in the trash; None: it is not."""
 
 
 @dataclass(frozen=True)
@@ -337,3 +339,28 @@ class RunFilter:
     before: int | None = None
     """Only runs with a smaller seq, for the next page."""
     limit: int = 50
+    trash: bool = False
+    """Only runs in the trash, which are in no other list."""
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """What is stored of a run, in bytes. Content that several runs share counts for each."""
+
+    run: str
+    checkpoints: int = 0
+    outputs: int = 0
+    folder: int = 0
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The trees that must be kept, by what they are. A tree may be in several sets."""
+
+    code: set[str]
+    checkpoints: set[str]
+    """Parts of checkpoints too."""
+    outputs: set[str]
+    folder: set[str]
+    trash: set[str]
+    """Of any kind, for runs in the trash."""

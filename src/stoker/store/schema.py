@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 5
+VERSION = 6
 """The schema of this program. Every migration raises it by one."""
 
 # Every constraint has a name, so that a later migration can change it on any database.
@@ -78,11 +78,14 @@ runs = Table(
     # Like `outputs` and its digest, for the files kept of the working folder.
     Column("folder", Text),
     Column("folder_digest", Text),
+    # Null: not removed. A time: in the trash since then. 0: the trash was emptied, and only this row is left.
+    Column("removed_at", Double),
     UniqueConstraint("id"),
     UniqueConstraint("key"),
     # A page of a list merges the newest few of each wanted state: always a short walk of one index.
     Index(None, "state", "seq"),
     Index(None, "name", "state", "seq"),
+    Index(None, "removed_at"),
 )
 
 # What a run recorded of its environment can be hundreds of kilobytes (a diff, a package list). It has its own table,

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from stoker.errors import NotFound
 from stoker.settings import Home
-from stoker.store import clusters, home_contents, metrics, migrate, queries, submissions
+from stoker.store import clusters, home_contents, metrics, migrate, queries, submissions, trash
 from stoker.store.database import Database, translated
 from stoker.store.dialects.base import dialect_for, is_shared
 from stoker.store.metrics import MetricPoint
@@ -24,8 +24,10 @@ from stoker.store.rows import (
     Json,
     NewRun,
     PartRow,
+    Roots,
     RunFilter,
     RunRow,
+    RunSize,
     TaskRow,
     TransferRow,
 )
@@ -90,7 +92,7 @@ class Store:
                 where = dialect_for(url_or_path).where
                 raise home_contents.lost(home, where, found, shared=shared, empty=False) from None
             return cls.open(url_or_path, epoch=epoch)
-        if not any(store.counts().values()) and (found := home_contents.of_home(home)).of_runs:
+        if store.is_empty() and (found := home_contents.of_home(home)).of_runs:
             store.close()
             raise home_contents.lost(home, store.where, found, shared=shared, empty=True)
         return store
@@ -136,6 +138,35 @@ class Store:
         (False)."""
         return self._database.write(submissions.resume, run_id, key, now, job)
 
+    # -- the trash -------------------------------------------------------------------------------------------
+
+    def remove(self, run_id: str, *, now: float, by: str) -> RunRow:
+        """Puts an ended run into the trash: it is in no list and no count any more, and keeps all it has. Conflict in
+        any other state. Again it changes nothing."""
+        return self._database.write(trash.remove, run_id, now, by)
+
+    def restore(self, run_id: str, *, now: float, by: str) -> RunRow:
+        """Takes a run out of the trash. Of one that is not in it nothing changes."""
+        return self._database.write(trash.restore, run_id, now, by)
+
+    def expired(self, before: float) -> tuple[list[str], list[str]]:
+        """The runs that have been in the trash since before this time; and of them those that must wait, because an
+        engine still holds something of them."""
+        return self._database.read(trash.expired, before)
+
+    def purge(self, run_id: str, before: float) -> set[str] | None:
+        """Deletes all rows of a run that `expired` names, except the one that keeps its id and its key taken. Returns
+        the trees that it referred to, without its code, which an upload under way may rely on. None: it must stay, it was taken out meanwhile for example."""
+        return self._database.write(trash.purge, run_id, before)
+
+    def purged(self, run_ids: Sequence[str]) -> set[str]:
+        """Those of these runs that the trash was emptied of."""
+        return self._database.read(trash.purged, run_ids)
+
+    def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
+        """What is stored of these runs; None: of every run that is not in the trash."""
+        return self._database.read(trash.sizes, run_ids)
+
     # -- what happened ---------------------------------------------------------------------------------------
 
     def apply(self, changes: Sequence[Change]) -> None:
@@ -151,9 +182,10 @@ class Store:
     def run(self, run_id: str) -> RunRow:
         return self._database.read(queries.run, run_id)
 
-    def resolve(self, ref: str, project: str | None = None) -> RunRow:
-        """The run with this id, else the newest of this name, else the only one whose id starts with it."""
-        return self._database.read(queries.resolve, ref, project)
+    def resolve(self, ref: str, project: str | None = None, *, trash: bool = False) -> RunRow:
+        """The run with this id, else the newest of this name, else the only one whose id starts with it. `trash`: among
+        the removed runs, instead of the others."""
+        return self._database.read(queries.resolve, ref, project, trash)
 
     def runs(self, wanted: RunFilter | None = None, *, records: bool = True) -> list[RunRow]:
         """Newest first. Without `records` the rows' `record` is empty, and much less is read."""
@@ -164,7 +196,16 @@ class Store:
         return self._database.read(queries.live, records=records)
 
     def counts(self) -> dict[str, int]:
+        """By state, without the trash."""
         return self._database.read(queries.counts)
+
+    def total(self) -> int:
+        """All runs it has had, removed ones too."""
+        return self._database.read(queries.total)
+
+    def is_empty(self) -> bool:
+        """Whether it never had a run."""
+        return self._database.read(queries.is_empty)
 
     def unfinished_attempts(self) -> list[AttemptRow]:
         """Attempts that have not ended, or have ended and are not yet removed from their engine."""
@@ -225,6 +266,10 @@ class Store:
         """The last points of the newest attempt for each existing key, by step."""
         return self._database.read(metrics.recent, run_id, keys, limit)
 
+    def last_values(self, run_ids: Sequence[str], key: str) -> dict[str, float]:
+        """The newest value of one key, by run. Runs without it are left out."""
+        return self._database.read(metrics.last_of, run_ids, key)
+
     def latest_metrics(self, run_id: str) -> dict[str, float]:
         """The newest value of each key."""
         return self._database.read(metrics.latest, run_id)
@@ -247,6 +292,10 @@ class Store:
     def blob_roots(self) -> set[str]:
         """Every tree that must be kept: code, kept checkpoints and parts of such, outputs."""
         return self._database.read(_digests, queries.ROOTS)
+
+    def roots(self) -> Roots:
+        """The same, by what they are."""
+        return self._database.read(trash.roots)
 
     def schema_version(self) -> int:
         return self._database.read(migrate.version)

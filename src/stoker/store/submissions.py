@@ -47,7 +47,7 @@ WISH = (
     )
     .values(desired=bindparam("wish"))
 )
-REQUEUE = update(runs).where(runs.c.id == bindparam("run_id"), runs.c.state.in_(RESUMABLE))
+REQUEUE = update(runs).where(runs.c.id == bindparam("run_id"), runs.c.state.in_(RESUMABLE), queries.SHOWN)
 RESUME_OF_KEY = select(resume_keys.c.run).where(resume_keys.c.key == bindparam("key"))
 ADD_RESUME_KEY = insert(resume_keys)
 
@@ -67,13 +67,21 @@ def submit(connection: Connection, new: NewRun, now: float) -> tuple[RunRow, boo
     if record is not None:
         connection.execute(ADD_RECORD, {"run": run_id, "record": record})
     set_tags(connection, seq, new.tags)
-    _add_event(connection, run_id, now, "queued", "queued", {"user": new.user} if new.user else {})
+    add_event(connection, run_id, now, "queued", "queued", {"user": new.user} if new.user else {})
     values["seq"] = seq
     return codec.run_row([values[name] for name in codec.RUN_COLUMNS], record), True
 
 
 def _submitted_before(connection: Connection, new: NewRun, key: str) -> RunRow:
     row = connection.execute(queries.RUN_BY_KEY, {"key": key}).one()
+    if row.removed_at is not None:
+        raise Conflict(
+            f"the key {new.key!r} was used for run {row.id}, which was removed",
+            hint=f"Use a new key, or bring the run back: stoker rm --undo {row.id}"
+            if row.removed_at
+            else "Use a new key.",
+            details={"run": row.id},
+        )
     if row.fingerprint != codec.text(new.fingerprint):
         raise Conflict(
             f"the key {new.key!r} was used for another submission, run {row.id}",
@@ -89,7 +97,7 @@ def set_desired(connection: Connection, run_id: str, desired: str, now: float, b
     values = {"run_id": codec.text(run_id), "replaced": REPLACES[desired], "wish": str(desired)}
     if connection.execute(WISH, values).rowcount:
         asked = f"{desired} requested by {by}" if by else f"{desired} requested"
-        _add_event(connection, run_id, now, str(desired), asked, {"by": by})
+        add_event(connection, run_id, now, str(desired), asked, {"by": by})
     return queries.run(connection, run_id)
 
 
@@ -117,15 +125,17 @@ def resume(
     if job is not None:
         values["job"] = codec.to_json(job)
     if not connection.execute(REQUEUE, {"run_id": run_id, **values}).rowcount:
+        if current.removed_at is not None:
+            raise Conflict(
+                f"run {run_id} is in the trash", hint=f"Bring it back first: stoker rm --undo {run_id}"
+            )
         raise Conflict(
             f"run {run_id} is {current.state}",
             hint=f"Only a run that is {', '.join(RESUMABLE[:-1])} or {RESUMABLE[-1]} can be resumed.",
             details={"state": current.state},
         )
     connection.execute(ADD_RESUME_KEY, {"key": stored_key, "run": run_id, "created_at": now})
-    _add_event(
-        connection, run_id, now, "resumed", f"resumed; it was {current.state}", {"from": current.state}
-    )
+    add_event(connection, run_id, now, "resumed", f"resumed; it was {current.state}", {"from": current.state})
     return queries.run(connection, run_id), True
 
 
@@ -146,6 +156,6 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:SLUG].strip("-") or "run"
 
 
-def _add_event(connection: Connection, run_id: str, now: float, kind: str, text: str, data: Json) -> None:
+def add_event(connection: Connection, run_id: str, now: float, kind: str, text: str, data: Json) -> None:
     values = {"run": run_id, "t": now, "kind": kind, "text": codec.text(text), "data": codec.to_json(data)}
     connection.execute(ADD_EVENT, values)

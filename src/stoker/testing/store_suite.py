@@ -29,6 +29,7 @@ from stoker.store.rows import (
 )
 from stoker.testing.store_case import StoreCase, new_run, submit_all
 from stoker.testing.store_reads import MetricTests, QueryTests
+from stoker.testing.store_trash import TrashTests
 from stoker.testing.store_writes import ClusterTests, MutationTests, SubmissionTests
 
 
@@ -118,7 +119,9 @@ class DatabaseTests(StoreCase):
             writer.join(timeout=60)
 
 
-class StoreSuite(SubmissionTests, MutationTests, ClusterTests, QueryTests, MetricTests, DatabaseTests):
+class StoreSuite(
+    SubmissionTests, MutationTests, TrashTests, ClusterTests, QueryTests, MetricTests, DatabaseTests
+):
     """Everything that one process can test."""
 
 

@@ -39,6 +39,7 @@ ASKED_OFTEN: dict[str, Callable[[Store, RunRow], object]] = {
     "recent metrics": lambda store, run: store.recent_metrics(run.id, ["loss"], 60),
     "metric names": lambda store, run: store.metric_names(run.id),
     "metric points": lambda store, run: store.metric_points(run.id, "loss"),
+    "in the trash": lambda store, run: store.resolve(run.id) and store.expired(1.0),
     "counts": lambda store, run: store.counts(),
     "desired": lambda store, run: store.set_desired(run.id, "run", 1.0, by=""),
     "submit again": lambda store, run: store.submit(new_run(run.key), now=1.0),

@@ -80,6 +80,11 @@ class Fake:
         self.images = True
         """Whether something on its machine runs them."""
         self.scaled: Json = {}
+        self.trash: list[Json] = []
+        self.sizes: dict[str, int] = {}
+        """Bytes of checkpoints by run."""
+        self.logs_size = 0
+        self.disk: Json = {}
         self.url = ""
 
     def find(self, ref: str) -> Json | None:
@@ -91,7 +96,7 @@ class Fake:
         return exact[0] if exact else begins[0] if len(begins) == 1 else None
 
     def listing(self, query: Json) -> Json:
-        found = self.runs
+        found = self.trash if "trash" in query else self.runs
         if "state" in query:
             found = [r for r in found if r["state"] in query["state"].split(",")]
         if "tag" in query:
@@ -120,6 +125,9 @@ class Handler(BaseHTTPRequestHandler):
             "POST", json.loads(data) if self.headers.get("Content-Type") == "application/json" else data
         )
 
+    def do_DELETE(self) -> None:
+        self.answer("DELETE", None)
+
     def body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":
             data = b""
@@ -141,12 +149,25 @@ class Handler(BaseHTTPRequestHandler):
             status, error = self.fake.errors[method, path]
             return self.send(status, {"error": error})
         words = path.strip("/").split("/")
-        if words[0] == "runs" and len(words) > 1 and words[1] != "check":
+        if words[0] == "runs" and len(words) > 1 and words[1] not in ("check", "sizes"):
             run = self.fake.find(words[1])
+            if method == "DELETE" and run is not None:
+                return self.remove(run)
             if run is None:
                 return self.fail(404, "not-found", f"no run {words[1]!r}")
             return self.of_run(run, words[2:], query, body)
         return self.of_server(method, words, query, body)
+
+    def size(self, run: str) -> Json:
+        size = self.fake.sizes.get(run, 0)
+        logs = self.fake.logs_size
+        return {"checkpoints": size, "outputs": 0, "folder": 0, "logs": logs, "total": size + logs}
+
+    def remove(self, run: Json) -> None:
+        self.fake.runs.remove(run)
+        run |= {"removed_at": NOW, "until": NOW + 7 * 86400}
+        self.fake.trash.append(run)
+        return self.send(200, {**run, "bytes": self.size(run["id"])})
 
     def of_server(self, method: str, words: list[str], query: Json, body: Any) -> None:
         fake = self.fake
@@ -178,6 +199,16 @@ class Handler(BaseHTTPRequestHandler):
             fake.known_code = True
             canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
             return self.send(200, {"digest": hashlib.sha256(canonical).hexdigest()})
+        if words == ["runs", "sizes"]:
+            metrics = {run: values.get(body["metric"]) for run, values in fake.metrics.items()}
+            found = {run: {"bytes": self.size(run), "metric": metrics.get(run)} for run in body["runs"]}
+            return self.send(200, {"runs": found})
+        if words == ["trash", "empty"]:
+            ids = [run["id"] for run in fake.trash]
+            fake.trash = []
+            return self.send(200, {"runs": ids, "held": ["far-0000"], "bytes": 3 << 20, "later": True})
+        if words == ["disk"]:
+            return self.send(200, fake.disk)
         if words == ["nodes"]:
             return self.send(200, {"nodes": fake.nodes})
         if words == ["backups"]:

@@ -267,7 +267,7 @@ def test_text_that_is_not_utf8(fake: Any, invoke: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["p"], ["ps", "pull"]),
+        (["p"], ["ps", "pull", "prune"]),
         (["show", "dig"], ["digits-7f3k"]),
         (["show", ""], ["digits-7f3k", "@last"]),
         (["show", "digits-7f3k", ""], []),

@@ -85,6 +85,9 @@ class QuietController:
     def stop_run(self, run_id: str, *, kill: bool, by: str) -> RunRow:
         return self.store.set_desired(run_id, "kill" if kill else "stop", time.time(), by=by)
 
+    def remove(self, run_id: str, *, by: str) -> RunRow:
+        return self.store.remove(run_id, now=time.time(), by=by)
+
     def suspend(self, run_id: str, *, by: str) -> RunRow:
         return self.store.set_desired(run_id, "suspend", time.time(), by=by)
 

@@ -62,6 +62,8 @@ def test_each_version_is_migrated_with_its_data(tmp_path: Path, version: int) ->
         kept = {"files": 3, "bytes": 12, "digest": "folder1"}
         assert run.folder == (kept if version >= 5 else None)
         assert ("folder1" in store.blob_roots()) == (version >= 5)
+        trash = {run.key: run.removed_at for run in store.runs(RunFilter(trash=True))}
+        assert trash == ({"gone": 200.5} if version >= 6 else {})
         assert store.attempt(run.id, 1).cause == "completed"
         assert store.tasks(run.id, 1)[0].phase == "ended"
         assert store.checkpoint("c1").digest == "tree1"

@@ -10,6 +10,8 @@ top      `top`: usage now
 why      `why`: why a run waits or failed
 wait     `wait`: until a run is over
 stop     `stop`, `kill`
+rm       `rm`, `prune`: the trash
+disk     `disk`: what takes the room
 suspend  `suspend`: checkpoint and let go
 resume   `resume`: a new attempt
 rerun    `rerun`: the same job as a new run

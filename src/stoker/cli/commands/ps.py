@@ -24,8 +24,11 @@ def ps(
     limit: int | None,
     as_json: bool,
     watch: bool,
+    trash: bool,
 ) -> int:
     query = parse_filters((*filters, *words))
+    if trash:
+        query["trash"] = True
     if limit is not None and limit < 1:
         raise UsageMistake(f"--limit: {limit} is not at least 1", hint="For all runs: stoker ps -a")
     if all and limit is not None:
@@ -36,7 +39,7 @@ def ps(
     if as_json:
         ctx.json(runs)
         return 0
-    _print(ctx, runs, more, bool(query))
+    _print(ctx, runs, more, bool(query), trash)
     return 0
 
 
@@ -104,7 +107,10 @@ def _every(ctx: Context, query: dict[str, Any]) -> list[dict[str, Any]]:
             return runs
 
 
-def _print(ctx: Context, runs: list[dict[str, Any]], more: bool, filtered: bool) -> None:
+def _print(ctx: Context, runs: list[dict[str, Any]], more: bool, filtered: bool, trash: bool) -> None:
+    if not runs and trash:
+        ctx.note("no removed runs match")
+        return
     if not runs:
         ctx.note("no runs match" if filtered else "no runs yet; start one: stoker run train.py")
         return
@@ -176,6 +182,7 @@ COMMANDS = {
             Option("-a", "--all", flag=True, help="All of them."),
             Option("-n", "--limit", kind=int, metavar="N", help="At most N."),
             JSON,
+            Option("--trash", flag=True, help="Removed runs instead (stoker rm)."),
             Option("-w", "--watch", flag=True, help="Keep showing, every two seconds."),
         ],
         examples=[

@@ -7,6 +7,7 @@ files     outputs, checkpoints, logs
 code      uploads of code
 nodes     the machines
 clusters  the clusters
+storage   removed runs, and what takes the room
 admin     health, backups, the end of the server
 """
 

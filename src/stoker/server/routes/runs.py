@@ -63,6 +63,7 @@ def list_runs(
     project: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
     before: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    trash: Annotated[int, Query(ge=0, le=1)] = 0,
 ) -> JsonAnswer:
     services = services_of(request)
     wanted = RunFilter(
@@ -73,6 +74,7 @@ def list_runs(
         project=project,
         before=before,
         limit=limit + 1,
+        trash=bool(trash),
     )
     rows = services.store.runs(wanted, records=False)
     page = rows[:limit]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.control.trash import TRASH_FOR
 from stoker.server.services import Services
 from stoker.server.views import performance
 from stoker.server.views.attempts import tasks_view, world_view
@@ -118,7 +119,15 @@ def _run(run: RunRow, place: int | None) -> Json:
         "folder": run.folder,
         "warnings": list(run.warnings),
         "place": place,
+        **_removed(run),
     }
+
+
+def _removed(run: RunRow) -> Json:
+    """Only of runs in the trash."""
+    if run.removed_at is None:
+        return {}
+    return {"removed_at": run.removed_at, "until": run.removed_at + TRASH_FOR}
 
 
 def _add_readiness(services: Services, views: Sequence[Json]) -> None:

@@ -1,7 +1,7 @@
 """Copies of the database as files: what is in them, which one to restore, which ones to delete.
 
-Runs are never deleted from a database, so the copy with the most runs has the longest history. A newer copy with fewer
-runs is of a home that has lost something: it must not replace the better one.
+The row of a run is never deleted from a database, not even when the trash is emptied, so the copy with the most runs has
+the longest history. A newer copy with fewer runs is of a home that has lost something: it must not replace the better one.
 """
 
 from __future__ import annotations
