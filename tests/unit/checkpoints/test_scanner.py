@@ -184,6 +184,36 @@ class TestSigns:
         task.scanner.finish(violent=False)
         assert [record["step"] for record in task.offered] == [1, 2]
 
+    @pytest.mark.parametrize(
+        "declared", [False, True], ids=["declared later", "declared by the end of the copy"]
+    )
+    def test_a_copy_of_a_later_version_has_its_declaration(
+        self, task: Task, monkeypatch: pytest.MonkeyPatch, declared: bool
+    ) -> None:
+        """The next save may replace the file between the decision to copy it and the copy."""
+        stage = stager._stage
+
+        def after_the_next_save(*args: Any) -> stager.StagingOutcome:
+            monkeypatch.undo()
+            task.rename("last.bin", b"state 2")
+            if declared:
+                task.say("last.bin", step=2)
+            return stage(*args)
+
+        monkeypatch.setattr(stager, "_stage", after_the_next_save)
+        task.rename("last.bin", b"state 1")
+        task.say("last.bin", step=1)
+        task.poll()
+        task.poll(1.0)
+        assert [record["step"] for record in task.offered] == ([2] if declared else [])
+        if not declared:
+            task.say("last.bin", step=2)
+            task.poll()
+            task.poll(1.0)
+        assert [record["step"] for record in task.offered] == [2]
+        (record,) = task.offered
+        assert task.staged(record, "last.bin") == b"state 2"
+
     def test_a_missing_declaration_is_awaited_only_briefly(self, task: Task) -> None:
         task.rename("last.bin", b"state 1")
         task.poll()

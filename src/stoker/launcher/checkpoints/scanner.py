@@ -20,7 +20,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from stoker.launcher.checkpoints import open_files, snapshot, stager
-from stoker.launcher.checkpoints.candidate import EXAMINE_AGAIN, Candidate
+from stoker.launcher.checkpoints.candidate import EXAMINE_AGAIN, RENAME_SETTLE, Candidate
 from stoker.launcher.checkpoints.directory_watch import DirectoryChange, DirectoryWatch
 from stoker.launcher.checkpoints.scan_state import ScanState, key_of
 from stoker.launcher.checkpoints.sdk_commits import Commits
@@ -250,7 +250,7 @@ class Scanner:
         for candidate, sign, members, signature in self._examine(signs, now):
             if sign == "quiet":
                 self._state.seen("quiet", candidate.name, key_of(signature))
-            self._submit(candidate, sign, members, must_verify=sign == "verified")
+            self._submit(candidate, sign, members, signature, must_verify=sign == "verified")
 
     def _examine(self, signs: Dict[str, str], now: float) -> List[Examined]:
         """The eligible candidates that are not being written, and that did not change during the examination."""
@@ -305,7 +305,9 @@ class Scanner:
         for _, name, members, key in sorted(pending):
             candidate = self._candidate(name)
             how = self._last_sign(candidate, key, violent)
-            self._submit(candidate, how, members, must_verify=how == "verified", suspect=how == "verified")
+            unproven = how == "verified"
+            signature = self._snapshot(members)
+            self._submit(candidate, how, members, signature, must_verify=unproven, suspect=unproven)
             while self._stager.waiting:
                 self._collect(now, wait=True)
 
@@ -323,7 +325,14 @@ class Scanner:
     # -- copying ---------------------------------------------------------------------------------------------
 
     def _submit(
-        self, candidate: Candidate, how: str, members: List[str], *, must_verify: bool, suspect: bool = False
+        self,
+        candidate: Candidate,
+        how: str,
+        members: List[str],
+        signature: snapshot.Signature,
+        *,
+        must_verify: bool,
+        suspect: bool = False,
     ) -> None:
         self._state.number += 1
         number = self._state.number
@@ -342,6 +351,7 @@ class Scanner:
             patient=not candidate.missed,
             version=candidate.version,
             commit=candidate.commit if how == "sdk" else None,
+            examined=signature,
         )
         self._stager.submit(candidate.job)
 
@@ -361,6 +371,13 @@ class Scanner:
         candidate = self._candidate(job.name)
         commit = candidate.commit_of(job)
         candidate.copied(now, outcome.seconds)
+        if outcome.status == "staged" and job.commit is not None and outcome.signature != job.examined:
+            # It was replaced before the copy began. The copy is of a version that the SDK has declared since, or will declare.
+            if not candidate.declared or self._snapshot(job.members) != outcome.signature:
+                stager.remove(job.target)
+                candidate.due = candidate.due or now + RENAME_SETTLE
+                return
+            commit = candidate.commit
         if job.stale or outcome.status == "changed":
             stager.remove(job.target)
             candidate.missed = True

@@ -73,6 +73,8 @@ class StagingJob:
     """For the owner: the version of the candidate."""
     commit: Optional[Dict[str, Any]] = None
     """For the owner: what the SDK has declared of this version."""
+    examined: snapshot.Signature = ()
+    """For the owner: the files when it was decided to copy them."""
 
 
 @dataclass
