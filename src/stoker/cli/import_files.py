@@ -79,6 +79,7 @@ def submit(
     detach: bool,
     key: str | None,
     no_code: bool,
+    clean_env: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -93,6 +94,7 @@ def submit(
             ship=ships(job) and not no_code,
             key=key if key is None or len(found) == 1 else f"{key}-{number}",
             secrets=secrets,
+            clean_env=clean_env,
         )
         runs.append(answer)
         if not quiet:

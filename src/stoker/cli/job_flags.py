@@ -6,6 +6,7 @@ a mistake, to name the flag instead of the key: loading pydantic takes longer th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 SHORT = {"--name": "-n", "--env": "-e", "--workdir": "-w"}
+_METAVARS = {"--secret": "NAME|NAME=@FILE", "--env": "NAME|NAME=VALUE"}
 AS_TEXT = ("command", "shell", "setup")
 
 
@@ -45,7 +47,9 @@ def options() -> list[Option]:
                 )
             )
             continue
-        metavar = "NAME|NAME=@FILE" if flag.flag == "--secret" else flag.metavar
+        if flag.flag == "--env":
+            help_text = "A variable of the training; NAME alone passes the one of this shell."
+        metavar = _METAVARS.get(flag.flag, flag.metavar)
         repeated = flag.kind in ("list", "map")
         found.append(
             Option(
@@ -65,6 +69,29 @@ def given(values: Mapping[str, Any]) -> Json:
         if value is not None and value != ():
             found[flag.param] = value
     return found
+
+
+def with_shell_variables(found: Json) -> Json:
+    """`--env NAME` becomes `NAME=VALUE` with the shell's value, or `--secret NAME` where it looks like a secret."""
+    items = found.get("env", ())
+    if all("=" in item for item in items):
+        return found
+    from stoker.client.record import holds_secret  # lazy: rarely needed
+
+    env, names = [], list(found.get("secret", ()))
+    for item in items:
+        if "=" in item:
+            env.append(item)
+        elif item not in os.environ:
+            raise UsageMistake(
+                f"--env {item}: this shell has no variable of that name to pass on",
+                hint=f"Export it first, or give a value: --env {item}=VALUE",
+            )
+        elif not holds_secret(item, os.environ[item]):
+            env.append(f"{item}={os.environ[item]}")
+        elif item not in (name.partition("=")[0] for name in names):
+            names.append(item)
+    return {**found, "env": tuple(env), "secret": tuple(names)}
 
 
 def plain_job(found: Mapping[str, Any], command: Sequence[str]) -> Json | None:
@@ -123,8 +150,6 @@ def _put(tree: Json, path: Sequence[str], value: Any) -> None:
 def secrets(names: Sequence[str], ask: Any) -> dict[str, str]:
     """Values of `NAME` (from the environment, else `ask(NAME)`) and `NAME=@FILE`. Never from the command line:
     every user of the machine could read it there."""
-    import os
-
     values: dict[str, str] = {}
     for item in names:
         name, equals, rest = item.partition("=")

@@ -156,6 +156,11 @@ SECRET = Option(
     metavar="NAME|NAME=@FILE",
     help="Where a secret's value is; default: the environment.",
 )
+CLEAN_ENV = Option(
+    "--clean-env",
+    flag=True,
+    help="Pass no variables of this shell on, except PATH, HOME and the active Python environment.",
+)
 
 
 def set_option(help: str) -> Option:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 TRIES = 5
+MOST_SECRETS = 100
+"""The server takes no more of one run."""
 
 
 def new_key() -> str:
@@ -37,14 +38,24 @@ def ask_secret(ctx: Context, name: str) -> str:
 
 
 def submit(
-    ctx: Context, *, job: Json, workdir: Path, ship: bool, key: str | None, secrets: Mapping[str, str]
+    ctx: Context,
+    *,
+    job: Json,
+    workdir: Path,
+    ship: bool,
+    key: str | None,
+    secrets: Mapping[str, str],
+    clean_env: bool = False,
 ) -> Json:
     """Submits and returns the run. Sends again with the same key when the server dies, so the run is made once."""
     from stoker.client.record import record  # lazy: only where something is submitted
 
     key = key or new_key()
     workdir = workdir.absolute()
-    recorded = record(workdir)
+    recorded = record(workdir, python=_python_word(job), clean=clean_env)
+    own = {} if clean_env else _shell_secrets(job, secrets)
+    if own:
+        recorded["secrets"], secrets = list(own), {**own, **secrets}
 
     def send(code: str | None) -> Json:
         return ctx.client.submit(key=key, job=job, code=code, secrets=secrets, record=recorded)
@@ -58,6 +69,42 @@ def submit(
             time.sleep(0.1 * 2**attempt)
             ctx.reconnect()
     raise AssertionError("unreachable")
+
+
+def _shell_secrets(job: Json, given: Mapping[str, str]) -> dict[str, str]:
+    """The shell's variables for training that look like secrets, for a run on this machine."""
+    from stoker.client.record import secrets as passed  # lazy: only where something is submitted
+
+    if os.environ.get("STOKER_URL") or job.get("cluster") not in (None, "local") or job.get("image"):
+        return {}
+    env = job.get("env")
+    own = env if isinstance(env, dict) else {}
+    found = [
+        (name, value) for name, value in passed(os.environ).items() if name not in given and name not in own
+    ]
+    return dict(found[: max(0, MOST_SECRETS - len(given))])
+
+
+def shell_secrets_again(ctx: Context, run: Json, given: Mapping[str, str]) -> dict[str, str]:
+    """The secrets that an earlier submit took from its shell, as this shell has them. Says which it lacks."""
+    names = [str(name) for name in (run.get("record") or {}).get("secrets") or () if name not in given]
+    lacking = [name for name in names if not os.environ.get(name)]
+    if lacking:
+        ctx.note(
+            f"note: {terminal.safe(', '.join(lacking))}: passed on by the shell that submitted "
+            f"{terminal.safe(run['id'])}, and not set in this one"
+        )
+    return {name: os.environ[name] for name in names if name not in lacking}
+
+
+def _python_word(job: Json) -> str | None:
+    """The job's own word for Python: `python3.12`, `/opt/venv/bin/python`. None: its command names none."""
+    run = job.get("run") or ()
+    for word in run.split() if isinstance(run, str) else run:
+        name = str(word).rpartition("/")[2]
+        if name.startswith("python") and not name[6:].replace(".", "").strip("0123456789"):
+            return str(word)
+    return None
 
 
 def _ship(ctx: Context, workdir: Path, send: Callable[[str | None], Json]) -> Json:
@@ -223,8 +270,8 @@ def _refuse_quoted_line(words: Sequence[str], workdir: Path) -> None:
 
 
 def _python() -> str:
-    """The Python of the user's shell, by its name there; else the interpreter that runs this."""
-    return next((name for name in ("python", "python3") if _on_path(name)), sys.executable)
+    """The Python of the user's shell, by its name there. Never the interpreter that runs this: Stoker may have its own."""
+    return next((name for name in ("python", "python3") if _on_path(name)), "python")
 
 
 def _on_path(name: str) -> bool:

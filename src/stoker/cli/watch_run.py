@@ -143,7 +143,19 @@ class _Watch:
         for warning in warnings(run):
             self.ctx.note(f"{terminal.style('warning', 'yellow', 'bold', on=self.ctx.err_color)}: {warning}")
         if run["state"] == "failed":
-            self.ctx.note(f"\nhint: stoker why {terminal.safe(self.id)}")
+            self.ctx.note(f"\nhint: {self._advice(run)}stoker why {terminal.safe(self.id)}")
+
+    def _advice(self, run: Json) -> str:
+        """What to do about a module that is missing, as `why` says it: it names the interpreter that ran."""
+        attempts = run.get("attempts") or [{}]
+        lines = (attempts[-1].get("evidence") or {}).get("last_lines") or []
+        if not any("No module named" in line for line in lines):
+            return ""
+        try:
+            advice = self.ctx.client.why(self.id).get("hint")
+        except ServerUnreachable:
+            return ""
+        return f"{terminal.safe(advice)}\n      " if advice else ""
 
     # -- Ctrl-C ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import selectors
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,49 +21,138 @@ MAX_DIFF = 1 << 20
 GIT_TIMEOUT = 10.0
 """Seconds. A repository on a dead network disk must not block a submit."""
 
-_PASSED = frozenset(
+_ALWAYS = frozenset(
     [
         "PATH",
-        "VIRTUAL_ENV",
-        "LD_LIBRARY_PATH",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
         "HOME",
         "USER",
         "LOGNAME",
         "SHELL",
+        "VIRTUAL_ENV",
+        "LD_LIBRARY_PATH",
         "PYTHONPATH",
-        "CUDA_HOME",
     ]
 )
-_PASSED_PREFIXES = ("CONDA_", "LC_")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|PWD|CREDENTIAL|AUTH|(^|_)(KEY|PASS)(_|$)", re.IGNORECASE)
+_ALWAYS_PREFIXES = ("CONDA_",)
+"""The shell's Python and what it needs; passed even with `--clean-env`."""
+_PASSED = frozenset(["LANG", "LANGUAGE", "TZ", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"])
+_PASSED_PREFIXES = ("LC_",)
+TRAINING_PREFIXES = (
+    "HF_",
+    "WANDB_",
+    "MLFLOW_",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "CUDA_",
+    "NCCL_",
+    "TORCH_",
+    "PYTORCH_",
+    "TF_",
+    "XLA_",
+    "JAX_",
+    "TRANSFORMERS_",
+    "COMET_",
+    "NEPTUNE_",
+    "TOKENIZERS_",
+)
+PROXIES = frozenset(["HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"])
+"""In small letters too."""
+NEVER = frozenset(
+    [
+        "CUDA_VISIBLE_DEVICES",
+        "TF_CONFIG",
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_NUM_PROCESSES",
+        "JAX_PROCESS_ID",
+        "JAX_LOCAL_DEVICE_IDS",
+    ]
+)
+"""Stoker itself decides these for each task; the shell's are of something else."""
+_TERRAFORM = ("TF_VAR_", "TF_TOKEN_", "TF_CLI_")
+"""Of Terraform, which has the prefix of TensorFlow: its tokens and passwords are not for a training."""
+_SECRET = re.compile(
+    r"TOKEN(?!IZER)|SECRET|PASSW|PWD|CREDENTIAL|AUTH|API_?KEY|(^|_)(KEYS?|PASS)(_|$)", re.IGNORECASE
+)
+_LOGIN_IN_URL = re.compile(r"://[^/\s@]+@")
+_LONGEST_SECRET = 65536
+"""Characters. The server takes no longer one."""
+_SHIMS = "shims"
+"""The directory of the programs by which pyenv, asdf, mise and rye choose an interpreter for the current directory."""
+_SHIM_TIMEOUT = 10.0
 
 
-def record(workdir: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The `record` of a submission."""
+def record(
+    workdir: Path, environ: Mapping[str, str] | None = None, *, python: str | None = None, clean: bool = False
+) -> dict[str, Any]:
+    """The `record` of a submission. `python`: the job's own word for Python. `clean`: see `environment`."""
     environ = os.environ if environ is None else environ
+    found = interpreter(environ, python)
+    passed = environment(environ, clean=clean)
+    if found is not None and Path(found).parent.name == _SHIMS and (real := _behind(found, workdir, environ)):
+        # A shim chooses by the current directory, and the training has another one.
+        found = real
+        passed["PATH"] = f"{Path(real).parent}{os.pathsep}{passed.get('PATH', '')}"
     return {
         "git": git(workdir),
-        "executable": _python(environ),
+        "executable": found,
         "host": os.uname().nodename,
-        "environment": environment(environ),
+        "environment": passed,
     }
 
 
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a job gets from the submitting shell: paths and locale, never secrets."""
+def environment(environ: Mapping[str, str], *, clean: bool = False) -> dict[str, str]:
+    """The variables that a job gets from the submitting shell, never secrets. `clean`: those of its Python alone."""
     return {
         name: value
         for name, value in sorted(environ.items())
-        if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and not looks_secret(name)
+        if (_always(name) or (not clean and _passed(name))) and not holds_secret(name, value)
     }
+
+
+def secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables for training that look like secrets. They travel as secrets of the run."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if _for_training(name) and holds_secret(name, value) and 0 < len(value) <= _LONGEST_SECRET
+    }
+
+
+def holds_secret(name: str, value: str) -> bool:
+    """Whether a variable looks like a secret: by its name, or because its value is an address with a login."""
+    return looks_secret(name) or _LOGIN_IN_URL.search(value) is not None
 
 
 def looks_secret(name: str) -> bool:
     """Whether the name of a variable suggests a secret value."""
     return _SECRET.search(name) is not None
+
+
+def _always(name: str) -> bool:
+    return name in _ALWAYS or name.startswith(_ALWAYS_PREFIXES)
+
+
+def _passed(name: str) -> bool:
+    return name in _PASSED or name.startswith(_PASSED_PREFIXES) or _for_training(name)
+
+
+def _for_training(name: str) -> bool:
+    ours = name.startswith(TRAINING_PREFIXES) and name not in NEVER and not name.startswith(_TERRAFORM)
+    return ours or name.upper() in PROXIES
+
+
+def interpreter(environ: Mapping[str, str], name: str | None = None) -> str | None:
+    """The Python that `name` means in a shell, by default `python`, else `python3`. None: it finds none. Starts nothing."""
+    if name is not None and "/" in name:
+        return name
+    folders = [folder for folder in environ.get("PATH", "").split(os.pathsep) if folder]
+    for word in ("python", "python3") if name is None else (name,):
+        for folder in folders:
+            path = f"{folder}/{word}"
+            if os.access(path, os.X_OK) and os.path.isfile(path):  # noqa: PTH113
+                return path
+    return None
 
 
 def git(workdir: Path) -> dict[str, Any] | None:
@@ -142,11 +230,21 @@ def _collect(process: subprocess.Popen[bytes]) -> tuple[bytes, bool] | None:
     return bytes(data[:MAX_DIFF]), True
 
 
-def _python(environ: Mapping[str, str]) -> str:
-    """The Python that `python` in a job means. Starts no process."""
-    for directory in environ.get("PATH", "").split(os.pathsep):
-        for name in ("python", "python3"):
-            candidate = Path(directory) / name
-            if directory and os.access(candidate, os.X_OK) and candidate.is_file():
-                return str(candidate)
-    return sys.executable
+def _behind(shim: str, workdir: Path, environ: Mapping[str, str]) -> str | None:
+    """The interpreter that a shim starts here. None: it starts none, and the run will say why."""
+    import subprocess  # lazy: only for shims
+
+    code = "import sys; print(sys.executable)"
+    try:
+        done = subprocess.run(
+            [shim, "-S", "-c", code],
+            cwd=workdir,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SHIM_TIMEOUT,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = os.fsdecode(done.stdout).strip()
+    return found if done.returncode == 0 and os.access(found, os.X_OK) else None

@@ -17,6 +17,7 @@ from stoker.control.notifier import Notifier
 from stoker.control.placement import elastic, node_report
 from stoker.control.runs import debug_hold
 from stoker.control.runs import resize as resizing
+from stoker.control.startup.orders import shell_secrets
 from stoker.control.submission import Submissions, check_processes, check_secrets
 from stoker.control.trash import Emptied
 from stoker.engine.base import Drills, Engine
@@ -120,10 +121,11 @@ class Controller:
         check_processes(job)
         self._submissions.check_fit(job)
         if run.state in (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED):
-            check_secrets(job, secrets)
+            check_secrets(job, secrets, shell_secrets(run.record))
         if secrets:
             run_secrets.check(secrets)
-            self._submissions.keep_secrets(run.key, secrets)
+            kept = run_secrets.load(self._settings.home, run.key)
+            self._submissions.keep_secrets(run.key, {**kept, **secrets})
         row, created = self._store.resume(
             run_id, key=key, now=time.time(), job=job.to_json() if changes else None
         )

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.blobs import BlobStore
@@ -20,6 +20,7 @@ from stoker.control.diagnosis import dry_run
 from stoker.control.image_metadata import ImageMetadata
 from stoker.control.runs.resize import impossible
 from stoker.control.startup.attempt_spec import attempt_of, plan_of
+from stoker.control.startup.orders import shell_secrets
 from stoker.control.state import LiveTask
 from stoker.engine.base import Engine, Shows
 from stoker.errors import Conflict, Refused
@@ -54,7 +55,8 @@ class Submissions:
     ) -> tuple[RunRow, bool]:
         """Return the run and whether it is new: the same key gives the same run."""
         parsed = self._parse(job, code)
-        check_secrets(parsed, secrets)
+        record, secrets = self._for_engines(parsed, record, secrets)
+        check_secrets(parsed, secrets, shell_secrets(record))
         images = self._describe(parsed)
         normal = parsed.to_json()
         new = NewRun(
@@ -85,7 +87,7 @@ class Submissions:
     ) -> dict[str, Any]:
         """Show what a submit would do. Records nothing."""
         parsed = self._parse(job, code)
-        check_secrets(parsed, secrets)
+        check_secrets(parsed, secrets, shell_secrets(record))
         asks = self._fleet.asks(parsed)
         members = self._fleet.candidates(parsed)
         notes = dry_run.notes(parsed, parts_of(parsed))
@@ -118,6 +120,16 @@ class Submissions:
         if code is not None and not self._blobs.has_tree(code):
             raise Conflict("the code of this submission is not here yet", details={"missing": "code"})
         return job
+
+    def _for_engines(
+        self, job: Job, record: Mapping[str, Any], secrets: Mapping[str, str]
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """Drop the secrets of the submitter's shell where no engine would pass its variables on."""
+        own = shell_secrets(record)
+        if not own or not all(one.engine.surroundings(job).inherit for one in self._fleet.candidates(job)):
+            return record, secrets
+        kept = {name: value for name, value in secrets.items() if name in job.secrets or name not in own}
+        return {key: value for key, value in record.items() if key != "secrets"}, kept
 
     def check_fit(self, job: Job) -> None:
         members = self._fleet.candidates(job)
@@ -188,14 +200,15 @@ class Submissions:
         return engine.manifest(attempt_of(row, job, 1, plans, hidden))
 
 
-def check_secrets(job: Job, given: Mapping[str, str]) -> None:
+def check_secrets(job: Job, given: Mapping[str, str], own: Sequence[str] = ()) -> None:
+    """`own`: names of secrets of the submitter's shell, which the job need not name."""
     missing = [name for name in job.secrets if name not in given]
     if missing:
         raise Refused(
             f"no value for secret {missing[0]}",
             hint=f"Give it with `--secret {missing[0]}` (from the environment or a file).",
         )
-    unknown = [name for name in given if name not in job.secrets]
+    unknown = [name for name in given if name not in job.secrets and name not in own]
     if unknown:
         raise Refused(
             f"secret {unknown[0]} was sent but the job does not name it", hint="List it under `secrets:`."

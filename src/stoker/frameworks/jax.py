@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.frameworks.base import TaskCommand, World, WorldMember
-from stoker.frameworks.world import body, decided, endpoint, facts, processes, trainers
+from stoker.frameworks.world import body, decided, endpoint, processes, trainers, with_ranks
 from stoker.spec.job import Job
 
 
@@ -23,7 +23,7 @@ class Jax:
         return 1
 
     def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:
-        env, each = facts(world, member)
+        env, each = with_ranks(world, member)
         training = trainers(world)
         if member not in training:
             return body(job, argv, env, each)

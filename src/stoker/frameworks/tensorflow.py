@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stoker.errors import SpecError
 from stoker.frameworks.base import TaskCommand, World, WorldMember
-from stoker.frameworks.world import body, endpoint, facts, only_one
+from stoker.frameworks.world import body, endpoint, only_one, with_ranks
 from stoker.spec.job import Job
 
 _CLUSTER = ("chief", "worker", "ps")
@@ -32,7 +32,7 @@ class TensorFlow:
         return 1
 
     def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:
-        env, each = facts(world, member)
+        env, each = with_ranks(world, member)
         kind = _TYPES.get(member.role, member.role)
         if kind in (*_CLUSTER, "evaluator"):
             env["TF_CONFIG"] = json.dumps(

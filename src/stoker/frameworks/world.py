@@ -54,6 +54,25 @@ def facts(world: World, member: WorldMember) -> tuple[dict[str, str], list[dict[
     return task, each
 
 
+def ranks(world: World, member: WorldMember) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """The variables by which torch and many libraries find their world: of the task, and of each of its processes. Tasks
+    that do not train only find rank 0."""
+    training, count = trainers(world), processes(world, member)
+    task = {"MASTER_ADDR": training[0].address, "MASTER_PORT": str(training[0].ports[0])}
+    if member not in training:
+        return task, [{} for _ in range(count)]
+    task["WORLD_SIZE"] = str(sum(processes(world, other) for other in training))
+    task["LOCAL_WORLD_SIZE"] = str(count)
+    first = first_rank(world, member)
+    return task, [{"RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(count)]
+
+
+def with_ranks(world: World, member: WorldMember) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """`facts` and `ranks`: for frameworks whose processes Stoker starts, one per rank."""
+    (task, each), (more, ranked) = facts(world, member), ranks(world, member)
+    return {**task, **more}, [{**one, **rank} for one, rank in zip(each, ranked, strict=True)]
+
+
 def peers(members: Iterable[WorldMember]) -> str:
     return ",".join(endpoint(member) for member in members)
 

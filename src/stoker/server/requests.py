@@ -43,6 +43,11 @@ class Submission(RequestBody):
             isinstance(environment, dict) and all(_variable(*item) for item in environment.items())
         ):
             raise ValueError("`environment` must map names of variables to text")
+        names = record.get("secrets")
+        if names is not None and not (
+            isinstance(names, list) and all(isinstance(name, str) for name in names) and len(names) <= 100
+        ):
+            raise ValueError("`secrets` must be a list of names of variables")
         return record
 
 

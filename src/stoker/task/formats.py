@@ -124,6 +124,8 @@ class Order(Record):
     hang_after: Optional[float] = None
     """Seconds without output, reports and GPU use after which the launcher saves the stacks of all processes and
     journals `hang`, once."""
+    threads: Optional[int] = None
+    """For OMP_NUM_THREADS and the like, where neither `env` nor the image sets them. None: they stay unset."""
     scan_every: Optional[float] = None
     """Set when other tasks write checkpoints together with this one. The status, with the number of finished scans, is then
     written this often (seconds) in the first minute of a body, and with every sample later. None: not more often than usual."""

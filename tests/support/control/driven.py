@@ -241,16 +241,22 @@ class Driven:
         *,
         code: str | None = None,
         secrets: Mapping[str, str] | None = None,
+        shell_secrets: Sequence[str] = (),
         settle: bool = True,
         **job: Any,
     ) -> str:
-        wanted = {"run": ["train"], "name": "digits", "secrets": sorted(secrets or ()), **job}
+        wanted = {
+            "run": ["train"],
+            "name": "digits",
+            "secrets": sorted({*(secrets or ())} - {*shell_secrets}),
+            **job,
+        }
         row, _ = self.controller.submit(
             key=f"key-{next(self._keys)}",
             job=wanted,
             code=code,
             secrets=secrets or {},
-            record=RECORD,
+            record={**RECORD, **({"secrets": list(shell_secrets)} if shell_secrets else {})},
             user="ada",
         )
         if settle:

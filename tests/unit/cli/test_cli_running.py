@@ -216,6 +216,67 @@ def test_flags_become_the_job_as_it_was_written(
     }
 
 
+def test_a_name_alone_passes_the_variable_of_this_shell(
+    fake: Any, invoke: Any, script: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("DATA_ROOT", "/data=1")
+    monkeypatch.setenv("GITHUB_TOKEN", "s3cret")
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    assert invoke("run", "-d", "-e", "DATA_ROOT", "--env", "A=1", "-e", "GITHUB_TOKEN", "train.py").code == 0
+    [body] = fake.submitted
+    assert body["job"]["env"] == {"DATA_ROOT": "/data=1", "A": "1"}
+    assert (body["job"]["secrets"], body["secrets"]) == (["GITHUB_TOKEN"], {"GITHUB_TOKEN": "s3cret"})
+    refused = invoke("run", "-d", "-e", "NOT_THERE", "train.py")
+    assert refused.code == 2 and len(fake.submitted) == 1
+    assert "--env NOT_THERE: this shell has no variable of that name" in refused.err
+    assert "--env NOT_THERE=VALUE" in refused.err
+
+
+def test_variables_for_training_come_along_unless_the_environment_is_clean(
+    fake: Any, invoke: Any, script: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("HF_HOME", "/data")
+    monkeypatch.setenv("HF_TOKEN", "s3cret")
+    assert invoke("run", "-d", "train.py").code == 0
+    assert invoke("run", "-d", "--clean-env", "train.py").code == 0
+    whole, clean = fake.submitted
+    assert whole["record"]["environment"]["HF_HOME"] == "/data"
+    assert "HF_HOME" not in clean["record"]["environment"]
+    assert clean["record"]["environment"]["PATH"] == whole["record"]["environment"]["PATH"]
+    assert "s3cret" not in json.dumps(fake.submitted), "STOKER_URL names the server of another machine"
+
+
+def test_secrets_of_the_shell_go_to_runs_on_this_machine_only(monkeypatch: Any) -> None:
+    from stoker.cli.submit_flow import _shell_secrets
+
+    monkeypatch.delenv("STOKER_URL", raising=False)
+    monkeypatch.setenv("HF_TOKEN", "s3cret")
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret")
+    given = {"WANDB_API_KEY": "other"}
+    assert _shell_secrets({"run": "x"}, given) == {"HF_TOKEN": "s3cret"}
+    assert _shell_secrets({"run": "x", "cluster": "local"}, given) == {"HF_TOKEN": "s3cret"}
+    for more in ({"cluster": "lab"}, {"image": "torch"}, {"env": {"HF_TOKEN": "mine"}}):
+        assert _shell_secrets({"run": "x", **more}, given) == {}
+
+
+def test_rerun_and_resume_read_the_shells_secrets_again(
+    fake: Any, invoke: Any, make_run: Any, monkeypatch: Any
+) -> None:
+    record = {"executable": "/usr/bin/python", "secrets": ["HF_TOKEN", "WANDB_API_KEY"]}
+    fake.runs = [make_run("digits-7f3k", "failed", record=record, job={"run": ["true"]})]
+    monkeypatch.setenv("HF_TOKEN", "s3cret")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    again = invoke("rerun", "-d", "digits-7f3k")
+    assert again.code == 0 and "note: WANDB_API_KEY: passed on by the shell that submitted" in again.err
+    [body] = fake.submitted
+    assert body["secrets"] == {"HF_TOKEN": "s3cret"} and body["record"]["secrets"] == ["HF_TOKEN"]
+    fake.runs = [make_run("mnist-1a2b", "stopped", record=record, job={"run": ["true"]})]
+    assert invoke("resume", "mnist-1a2b").code == 0
+    assert [body["secrets"] for method, path, _, body in fake.requests if path.endswith("/resume")] == [
+        {"HF_TOKEN": "s3cret"}
+    ]
+
+
 def test_the_plain_job_means_the_same_as_the_checked_one() -> None:
     """The unchecked job that `run` sends equals what the job file reader makes of the same flags."""
     from stoker.cli import job_flags

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.client import record as record_module
-from stoker.client.record import environment, git, record
+from stoker.client.record import environment, git, interpreter, record, secrets
 
 QUIET = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -92,21 +92,70 @@ def test_without_git(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert git(repository) is None
 
 
+SHELL = {
+    "PATH": "/bin", "HOME": "/h", "CONDA_PREFIX": "/c", "VIRTUAL_ENV": "/v", "LD_LIBRARY_PATH": "/l",
+    "LC_ALL": "C", "LANG": "C", "TZ": "UTC", "HF_HOME": "/data", "WANDB_PROJECT": "digits", "OMP_NUM_THREADS": "3",
+    "NUMEXPR_NUM_THREADS": "2", "CUDA_LAUNCH_BLOCKING": "1", "NCCL_DEBUG": "INFO", "TF_CPP_MIN_LOG_LEVEL": "2",
+    "XLA_FLAGS": "--x", "TOKENIZERS_PARALLELISM": "false", "no_proxy": "lab", "HTTPS_PROXY": "http://proxy:3128",
+}  # fmt: skip
+SECRETS = {
+    "HF_TOKEN": "s", "WANDB_API_KEY": "s", "MLFLOW_TRACKING_PASSWORD": "s", "NEPTUNE_API_TOKEN": "s", "COMET_APIKEY": "s",
+    "http_proxy": "http://ada:hunter2@proxy:3128", "MLFLOW_TRACKING_URI": "https://token@mlflow.lab",
+}  # fmt: skip
+LEFT_OUT = {
+    "CONDA_TOKEN": "s", "CONDA_API_KEY": "s", "LC_PASSWORD": "s", "AWS_SECRET_ACCESS_KEY": "s", "GITHUB_TOKEN": "s",
+    "TERM": "xterm", "STOKER_TOKEN": "s", "SSH_AUTH_SOCK": "s", "DISPLAY": ":0", "RANK": "1", "CUDA_VISIBLE_DEVICES": "0",
+    "TF_CONFIG": "{}", "JAX_PROCESS_ID": "1", "TF_VAR_password": "s", "TF_TOKEN_app_terraform_io": "s", "HF_EMPTY_TOKEN": "",
+}  # fmt: skip
+
+
 def test_the_environment_that_is_passed_on() -> None:
-    given = {
-        "PATH": "/bin", "HOME": "/h", "CONDA_PREFIX": "/c", "LC_ALL": "C", "VIRTUAL_ENV": "/v", "LANG": "C", "TZ": "UTC",
-        "CONDA_TOKEN": "s", "CONDA_API_KEY": "s", "LC_PASSWORD": "s", "AWS_SECRET_ACCESS_KEY": "s", "HF_TOKEN": "s",
-        "TERM": "xterm", "STOKER_TOKEN": "s", "SSH_AUTH_SOCK": "s", "DISPLAY": ":0",
-    }  # fmt: skip
-    assert set(environment(given)) == {"PATH", "HOME", "CONDA_PREFIX", "LC_ALL", "VIRTUAL_ENV", "LANG", "TZ"}
+    given = {**SHELL, **SECRETS, **LEFT_OUT}
+    assert environment(given) == SHELL
+    assert secrets(given) == SECRETS
+
+
+def test_a_clean_environment_has_the_shells_python_and_nothing_else() -> None:
+    clean = {"PATH", "HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "LD_LIBRARY_PATH"}
+    assert set(environment({**SHELL, **SECRETS, **LEFT_OUT}, clean=True)) == clean
+
+
+def program(path: Path, text: str = "") -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
 
 
 def test_a_record(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("")
-    python.chmod(0o755)
+    python = program(tmp_path / "python")
     found = record(tmp_path, {"PATH": str(tmp_path), "HF_TOKEN": "hunter2"})
-    assert (
-        found["executable"] == str(python) and found["host"] == os.uname().nodename and found["git"] is None
-    )
+    assert found["executable"] == python and found["host"] == os.uname().nodename and found["git"] is None
     assert "hunter2" not in str(found)
+
+
+def test_the_interpreter_is_the_shells_and_never_the_one_that_runs_stoker(tmp_path: Path) -> None:
+    old = program(tmp_path / "a/python3")
+    python = program(tmp_path / "b/python")
+    (tmp_path / "c/python").mkdir(parents=True)
+    path = {"PATH": os.pathsep.join(str(tmp_path / name) for name in "cab")}
+    assert interpreter(path) == python, "a shell finds it in a later directory, before any python3"
+    assert interpreter(path, "python3") == old
+    assert interpreter(path, "/opt/x/bin/python") == "/opt/x/bin/python"
+    assert interpreter({"PATH": str(tmp_path / "a")}) == old
+    assert interpreter({"PATH": "/nonexistent"}) is None and interpreter({}) is None
+
+
+def test_a_shim_chooses_where_the_run_is_submitted(tmp_path: Path) -> None:
+    """As pyenv's: which version it starts depends on a file in the current directory, which the training does not have."""
+    real = program(tmp_path / "versions/3.12/bin/python")
+    program(tmp_path / "shims/python", '#!/bin/sh\ncat "$PWD/.python-version"\n')
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / ".python-version").write_text(f"{real}\n")
+    shell = {"PATH": f"{tmp_path}/shims:{os.environ['PATH']}"}
+    found = record(work, shell)
+    assert found["executable"] == real
+    assert found["environment"]["PATH"] == f"{tmp_path}/versions/3.12/bin:{shell['PATH']}"
+    (work / ".python-version").unlink()
+    assert record(work, shell)["environment"]["PATH"] == shell["PATH"], "the run itself says what is wrong"

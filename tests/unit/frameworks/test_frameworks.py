@@ -44,6 +44,36 @@ def test_explicit_keys_of_the_job_are_left_alone(name: str, world: Any, bodies: 
         assert not set(mine) & set(body.env)
 
 
+RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+@pytest.mark.parametrize("name", [None, "none", "tensorflow", "jax"])
+def test_scripts_that_expect_torchruns_ranks_find_those_that_torch_would_get(
+    name: str | None, world: Any, bodies: Any
+) -> None:
+    def ranks(framework: str | None, **keys: Any) -> dict[str, dict[str, str]]:
+        made = bodies(find(framework), world(chief=1, worker=2, ps=1), roles={"chief": {}, "ps": {}}, **keys)
+        return {task: {one: body.env[one] for one in RANKS & set(body.env)} for task, body in made.items()}
+
+    assert ranks(name) == ranks("torch")
+    assert ranks(name)["worker-1"] == {
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "7000",
+    }
+    mine = {"RANK": "7", "MASTER_PORT": "1"}
+    assert all(not set(mine) & set(found) for found in ranks(name, env=mine).values())
+
+
+@pytest.mark.parametrize("name", ["mpi", "horovod", "dask"])
+def test_tasks_that_are_not_ranks_get_none(name: str, world: Any, bodies: Any) -> None:
+    made = bodies(find(name), world(worker=2, launcher=1, scheduler=1, client=1), framework=name)
+    assert all(not RANKS & set(body.env) for body in made.values())
+
+
 class TestPlain:
     def test_ranks_and_peers(self, world: Any, bodies: Any) -> None:
         made = bodies(find(None), world(worker=2, my_role=1), roles={"my-role": {}})
@@ -54,12 +84,17 @@ class TestPlain:
             "STOKER_PEERS_WORKER": "127.0.0.1:7000,127.0.0.1:7010",
             "STOKER_PEERS_MY_ROLE": "127.0.0.1:7020",
             "STOKER_LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "7000",
         }
+        ranked = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
         assert made == {
             f"worker-{index}": TaskCommand(
                 ARGV,
                 {
                     **common,
+                    **ranked,
+                    "RANK": str(index),
                     "STOKER_RANK": str(index),
                     "STOKER_PORT": f"70{index}0",
                     "JOB_COMPLETION_INDEX": str(index),
@@ -79,7 +114,14 @@ class TestPlain:
         ]
         assert made["ps-0"].env["STOKER_RANK"] == "4"
         assert {body.env["STOKER_WORLD_SIZE"] for body in made.values()} == {"5"}
-        assert made["worker-1"].each[1] == {"STOKER_RANK": "3", "STOKER_LOCAL_RANK": "1"}
+        assert {made[name].env["WORLD_SIZE"] for name in ("worker-0", "worker-1")} == {"4"}
+        assert "WORLD_SIZE" not in made["ps-0"].env and "RANK" not in made["ps-0"].env
+        assert made["worker-1"].each[1] == {
+            "STOKER_RANK": "3",
+            "STOKER_LOCAL_RANK": "1",
+            "RANK": "3",
+            "LOCAL_RANK": "1",
+        }
 
     def test_an_address_with_colons_is_in_brackets(self) -> None:
         member = WorldMember("worker-0", "worker", 0, "fd00::7", (7000,))
@@ -141,12 +183,16 @@ class TestJax:
             {
                 "STOKER_RANK": "2",
                 "STOKER_LOCAL_RANK": "0",
+                "RANK": "2",
+                "LOCAL_RANK": "0",
                 "JAX_PROCESS_ID": "2",
                 "JAX_LOCAL_DEVICE_IDS": "0,1",
             },
             {
                 "STOKER_RANK": "3",
                 "STOKER_LOCAL_RANK": "1",
+                "RANK": "3",
+                "LOCAL_RANK": "1",
                 "JAX_PROCESS_ID": "3",
                 "JAX_LOCAL_DEVICE_IDS": "2,3",
             },

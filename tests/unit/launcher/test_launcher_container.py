@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,30 @@ def test_the_environment_of_the_job_overrides_that_of_the_image(
     assert (env["A"], env["B"], env["S"], env["CUDA_VISIBLE_DEVICES"]) == ("image", "job", "secret", "3")
     env = spawn.environment(str(tmp_path), TaskInfo("r", 1, "worker-0"), order, {}, None)
     assert env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+_SHELL = {"OMP_NUM_THREADS": "3"}
+_THREADS = dict.fromkeys(spawn.THREADS, "4")
+
+
+@pytest.mark.parametrize(
+    ("image", "env", "threads", "found"),
+    [
+        ({}, {}, 4, _THREADS),
+        ({}, {}, None, {}),
+        ({}, _SHELL, 4, _SHELL),
+        (_SHELL, {}, 4, _SHELL),
+        ({"MKL_NUM_THREADS": "1"}, {}, 4, {**_THREADS, "MKL_NUM_THREADS": "1"}),
+    ],
+)
+def test_numbers_of_threads_are_set_where_none_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: Any, env: Any, threads: Any, found: Any
+) -> None:
+    """With OMP_NUM_THREADS alone, MKL and OpenBLAS go by it: a default of their own would overrule it."""
+    monkeypatch.setattr(container_env, "environ", lambda: image)
+    order = Order(1, 1, "run", env=env, inherit=True, threads=threads)
+    seen = spawn.environment(str(tmp_path), TaskInfo("r", 1, "worker-0"), order, {}, None)
+    assert {name: value for name, value in seen.items() if name in spawn.THREADS} == found
 
 
 def test_secrets_from_files(tmp_path: Path) -> None:

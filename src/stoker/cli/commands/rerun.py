@@ -31,12 +31,16 @@ def rerun(
     secrets = job_flags.secrets(names, lambda name: submit_flow.ask_secret(ctx, name))
     if dry_run:
         return submit_flow.dry_run(ctx, job=job, secrets=secrets, as_json=as_json)
+    own = submit_flow.shell_secrets_again(ctx, old, secrets)
+    record = {**(old.get("record") or {}), "rerun_of": old["id"]}
+    if "secrets" in record:
+        record["secrets"] = list(own)
     answer = ctx.client.submit(
         key=key or submit_flow.new_key(),
         job=job,
         code=old.get("code"),
-        secrets=secrets,
-        record={**(old.get("record") or {}), "rerun_of": old["id"]},
+        secrets={**own, **secrets},
+        record=record,
     )
     return submit_flow.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
 

@@ -26,6 +26,8 @@ def resume(
     needed = [] if old["state"] == "suspended" else old["job"].get("secrets") or []
     names = [*secret, *(name for name in needed if name not in given)]
     secrets = job_flags.secrets(names, lambda name: submit_flow.ask_secret(ctx, name))
+    if old["state"] != "suspended":
+        secrets = {**submit_flow.shell_secrets_again(ctx, old, secrets), **secrets}
     answer = ctx.client.resume(old["id"], key=key or submit_flow.new_key(), secrets=secrets, set=sets)
     if as_json:
         ctx.json(answer)

@@ -22,13 +22,14 @@ def run(
     dry_run: bool,
     key: str | None,
     no_code: bool,
+    clean_env: bool,
     quiet: bool,
     as_json: bool,
     **values: Any,
 ) -> int:
     if not dry_run:
         submit_flow.check_detached(detach, as_json)
-    found = job_flags.given(values)
+    found = job_flags.with_shell_variables(job_flags.given(values))
     if not command and file is None and "image" not in found:
         raise UsageMistake("stoker run needs a command", hint="As in: stoker run train.py --epochs 5")
     base, where = _base(file, sets)
@@ -47,7 +48,9 @@ def run(
     try:
         if dry_run:
             return submit_flow.dry_run(ctx, job=job, secrets=secrets, as_json=as_json)
-        answer = submit_flow.submit(ctx, job=job, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
+        answer = submit_flow.submit(
+            ctx, job=job, workdir=workdir, ship=not no_code, key=key, secrets=secrets, clean_env=clean_env
+        )
     except SpecError:
         # The server names keys, but the user typed flags: report the mistake by its flag where it is in one.
         _checked(found, words, base, sets)
@@ -94,6 +97,7 @@ COMMANDS = {
             params.DRY_RUN,
             params.KEY,
             Option("--no-code", flag=True, help="Ship nothing: the command brings its own code."),
+            params.CLEAN_ENV,
             params.QUIET,
             params.JSON_DETACHED,
             *job_flags.options(),

@@ -24,6 +24,7 @@ def submit(
     dry_run: bool,
     key: str | None,
     no_code: bool,
+    clean_env: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -50,6 +51,7 @@ def submit(
             detach=detach,
             key=key,
             no_code=no_code,
+            clean_env=clean_env,
             quiet=quiet,
             as_json=as_json,
         )
@@ -60,7 +62,9 @@ def submit(
     tree = submit_flow.with_framework(ctx, tree, workdir, quiet=quiet)
     if dry_run:
         return submit_flow.dry_run(ctx, job=tree, secrets=secrets, as_json=as_json)
-    answer = submit_flow.submit(ctx, job=tree, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
+    answer = submit_flow.submit(
+        ctx, job=tree, workdir=workdir, ship=not no_code, key=key, secrets=secrets, clean_env=clean_env
+    )
     return submit_flow.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
 
 
@@ -103,6 +107,7 @@ COMMANDS = {
             params.DRY_RUN,
             params.KEY,
             Option("--no-code", flag=True, help="Ship nothing."),
+            params.CLEAN_ENV,
             params.QUIET,
             params.JSON_DETACHED,
         ],

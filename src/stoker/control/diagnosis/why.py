@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 from stoker.control.diagnosis.readiness import Readiness
 from stoker.control.fleet import Wait
+from stoker.frameworks.commands import is_python, words
 from stoker.scheduling import Explanation
 from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow
@@ -188,18 +190,17 @@ def _failed(
     if kept:
         text += f"; {len(kept)} checkpoint(s) are kept, the newest is {kept[-1].name}"
     cause = Cause(run.cause) if run.cause else Cause.USER_ERROR
-    hint = _command_hint(run, evidence)
+    hint = _command_hint(run, evidence, last.engine if last else "local")
     if hint is None:
         hint = _FAILURE_HINTS.get(cause, _DEFAULT_HINT).format(id=run.id, goes_on=_goes_on(checkpoints))
     return WhyAnswer(text, hint, {"cause": run.cause, "evidence": evidence})
 
 
-def _command_hint(run: RunRow, evidence: Mapping[str, Any]) -> str | None:
+def _command_hint(run: RunRow, evidence: Mapping[str, Any], engine: str) -> str | None:
     lines = evidence.get("last_lines") or []
     for line in reversed(lines):
-        if "ModuleNotFoundError: No module named" in line:
-            name = line.rsplit("named", 1)[1].strip(" '\"")
-            return f"Install it where you submit from, or add `setup: pip install {name}` to the job."
+        if name := missing_module(line):
+            return _module_hint(run, name, engine)
         if "CUDA out of memory" in line:
             return "The GPU's memory is full: use a smaller batch, or a GPU with more."
         if "No such file or directory" in line:
@@ -207,6 +208,44 @@ def _command_hint(run: RunRow, evidence: Mapping[str, Any]) -> str | None:
     if evidence.get("exit_code") == 127:
         return f"The command was not found on the PATH recorded at submit: {run.command[0] if run.command else ''}"
     return None
+
+
+def missing_module(line: str) -> str | None:
+    """The module that an import or `python -m` did not find, from a line of the output."""
+    found = _MISSING.search(line)
+    return found["quoted"] or found["bare"] if found else None
+
+
+_MISSING = re.compile(
+    r"ModuleNotFoundError: No module named '(?P<quoted>[^']+)'|^\S*python[\d.]*: No module named (?P<bare>\S+)"
+)
+
+
+def _module_hint(run: RunRow, module: str, engine: str) -> str:
+    """Names the interpreter, and how to choose another."""
+    package = module.partition(".")[0]
+    setup = f"add `setup: pip install {package}` to the job"
+    image = (run.record.get("image") or {}).get("asked") or run.job.get("image")
+    if image or engine != "local":
+        where = f"the Python of the image {image}" if image else "the Python of the cluster's default image"
+        return f"{where} has no {package}: choose another image (`--image`), or {setup}."
+    python = _interpreter(run)
+    if run.job.get("setup"):
+        return (
+            f"The environment that `setup` made on {python} has no {package}: install it there, or {setup}."
+        )
+    return (
+        f"{python} ran it and has no {package}. Install it there, or choose another Python: activate its environment where "
+        f"you submit from, or write its path (`stoker run /path/to/python train.py`). Or {setup}."
+    )
+
+
+def _interpreter(run: RunRow) -> str:
+    """The interpreter of a command on this machine, as far as its words and the submit tell."""
+    named = next((word for word in words(run.command) if is_python(word)), None)
+    if named is not None and "/" in named:
+        return named
+    return str(run.record.get("executable") or named or "python")
 
 
 def _running(

@@ -57,6 +57,7 @@ class AttemptLauncher:
         """Ask the engine for the attempt's tasks. `bare`: the engine's own names of their nodes. May be repeated."""
         assert live.attempt is not None
         values = run_secrets.load(self._settings.home, live.row.key) if live.job.secrets else {}
+        values = {name: values[name] for name in live.job.secrets if name in values}
         plans = [
             attempt_spec.plan_of(live.row, task, bare[task.name], self._settings)
             for task in live.tasks.values()
@@ -105,16 +106,25 @@ class AttemptLauncher:
         return candidates[0] if candidates else None
 
     async def order(
-        self, live: LiveRun, engine: Engine, tasks: Sequence[LiveTask], world: World | None
+        self,
+        live: LiveRun,
+        engine: Engine,
+        tasks: Sequence[LiveTask],
+        world: World | None,
+        cpus: Mapping[str, float],
     ) -> Restored:
-        """Bring checkpoint, code, outputs and secrets into these tasks, then write their orders."""
+        """Bring checkpoint, code, outputs and secrets into these tasks, then write their orders. `cpus`: what each task
+        may use, where that is known."""
         restored = await asyncio.to_thread(self._restore, live, tasks)
         restored = replace(
             restored, changes=(*await asyncio.to_thread(self._folder, live, tasks), *restored.changes)
         )
         if tasks[0].directory is not None and tasks[0].directory.shared_folder is not None:
             await asyncio.to_thread(self._place, live, tasks[0])  # one folder of all
-        work = [asyncio.to_thread(self._order, live, engine, task, world, restored.row) for task in tasks]
+        work = [
+            asyncio.to_thread(self._order, live, engine, task, world, restored.row, cpus.get(task.name))
+            for task in tasks
+        ]
         if len(work) == 1:
             await work[0]
         else:
@@ -128,6 +138,7 @@ class AttemptLauncher:
         task: LiveTask,
         world: World | None,
         resumed: CheckpointRow | None,
+        cpu: float | None,
     ) -> None:
         assert live.attempt is not None and task.directory is not None
         run, job, directory = live.row, task.part.job, task.directory
@@ -141,7 +152,7 @@ class AttemptLauncher:
         if before is None and run.outputs:
             bring_outputs(self._blobs, outputs_for(self._blobs, run.outputs, place), directory)
         if before is None:
-            values = run_secrets.load(self._settings.home, run.key)
+            values = orders.task_secrets(run, job, around, run_secrets.load(self._settings.home, run.key))
             if values:
                 directory.write_secrets(values)
         body = worlds.body(live, task, world)
@@ -156,6 +167,7 @@ class AttemptLauncher:
             scan_every=None if live.alone else _SCAN_EVERY,
             hang_after=live.job.hang.after if live.job.hang else None,
             setup=orders.setup_plan(around.setups or str(self._settings.home.setups), job, run, tree, around),
+            threads=orders.threads(cpu, worlds.processes(task, world)),
             resume_from=live.redaction.original(resumed.name) if resumed else None,
         )
         directory.write_order(order)

@@ -22,7 +22,7 @@ from stoker.control.ingest.redaction import Redaction
 from stoker.control.placement import elastic
 from stoker.control.policy import outcome
 from stoker.control.policy.task_phases import TaskEvent
-from stoker.control.startup import adoption
+from stoker.control.startup import adoption, orders
 from stoker.control.startup import world as worlds
 from stoker.control.startup.attempt_launcher import AttemptLauncher
 from stoker.control.startup.gang_timeout import GangTimeout
@@ -130,7 +130,7 @@ class BringUp:
         if len(live.tasks) > 1:
             await self._record_choice(live)
         taken = await self._salvage(live, waiting[0])
-        restored = await self._launcher.order(live, engine, waiting, world)
+        restored = await self._launcher.order(live, engine, waiting, world, self._cpus(live, waiting))
         for task in waiting:
             task.happened(TaskEvent.ORDERED)
             task.wait = None
@@ -200,9 +200,20 @@ class BringUp:
         live.update(warnings=warnings)
         return [*changes, UpdateRun(live.id, {"warnings": warnings})]
 
+    def _cpus(self, live: LiveRun, tasks: Sequence[LiveTask]) -> dict[str, float]:
+        """The CPUs that each task may use: its limit, else its node's."""
+        found = {}
+        for task in tasks:
+            node = self._ctx.fleet.node(live.engine, task.place.node or "")
+            cpu = task.part.job.resources.cpu or (node.cpu if node is not None else None)
+            if cpu:
+                found[task.name] = cpu
+        return found
+
     async def _load_secrets(self, live: LiveRun) -> None:
         """Load the secrets to redact, before anything its tasks wrote is taken in."""
-        if live.job.secrets and not live.redaction:
+        named = live.job.secrets or orders.shell_secrets(live.row.record)
+        if named and not live.redaction:
             values = await asyncio.to_thread(run_secrets.load, self._ctx.settings.home, live.row.key)
             live.redaction = Redaction(values)
 

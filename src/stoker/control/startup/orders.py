@@ -31,6 +31,7 @@ def run_order(
     hang_after: float | None,
     scan_every: float | None,
     setup: Mapping[str, Any] | None,
+    threads: int | None,
     resume_from: str | None,
 ) -> Order:
     """`job`: as the task's role sees it."""
@@ -48,8 +49,14 @@ def run_order(
         hang_after=hang_after,
         scan_every=scan_every,
         setup=dict(setup) if setup else None,
+        threads=threads,
         resume_from=resume_from,
     )
+
+
+def threads(cpu: float | None, processes: int) -> int | None:
+    """The threads that fit one of the task's processes. `cpu`: what the task may use; None: not known."""
+    return None if cpu is None else max(1, int(cpu / max(1, processes)))
 
 
 def warm(body: TaskCommand, job: Job) -> dict[str, Any] | None:
@@ -83,6 +90,17 @@ def image_of(run: RunRow, part: RoleTasks) -> Mapping[str, Any]:
     images: Mapping[str, Any] = run.record.get("images") or {}
     found: Mapping[str, Any] = images.get(part.role) or run.record.get("image") or {}
     return found
+
+
+def shell_secrets(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the secrets that came from the submitter's shell. Tasks get them where they get its variables."""
+    return tuple(str(name) for name in record.get("secrets") or ())
+
+
+def task_secrets(run: RunRow, job: Job, around: Surroundings, values: Mapping[str, str]) -> dict[str, str]:
+    """The secrets of a task. Those of the shell are left out in a container, and where the job's `env` has the name."""
+    out = {name for name in shell_secrets(run.record) if around.inherit or name in job.env}
+    return {name: value for name, value in values.items() if name in job.secrets or name not in out}
 
 
 def environment(run: RunRow, job: Job, around: Surroundings) -> dict[str, str]:

@@ -12,6 +12,7 @@ from stoker.control.state import LiveRun, LiveTask
 from stoker.errors import SpecError
 from stoker.frameworks.base import TaskCommand, World, WorldMember
 from stoker.frameworks.roles import ports
+from stoker.frameworks.world import processes as world_processes
 from stoker.settings import Home
 
 HERE = "127.0.0.1"
@@ -70,6 +71,13 @@ def body(live: LiveRun, task: LiveTask, found: World | None) -> TaskCommand:
     if not made.argv and argv:
         raise SpecError(f"the framework {live.job.framework} left {task.name} without a command")
     return made
+
+
+def processes(task: LiveTask, found: World | None) -> int:
+    """The number of training processes in the task, started by Stoker or by its command."""
+    if found is None:
+        return task.part.job.processes or 1
+    return world_processes(found, next(member for member in found.members if member.task == task.name))
 
 
 def _key(home: Home, *parts: object) -> str:

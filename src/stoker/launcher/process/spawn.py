@@ -21,6 +21,14 @@ from stoker.linux.descriptors import Closing
 from stoker.task import layout
 from stoker.task.formats import Order, TaskInfo
 
+THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
 
 class CannotStart(Exception):
     """The process could not be started, and none is left."""
@@ -41,6 +49,7 @@ def environment(
     env.update(order.env)
     env.update(secrets)
     env.setdefault("PYTHONUNBUFFERED", "1")
+    default_threads(env, order.threads)
     checkpoint_directory = os.path.join(directory, layout.checkpoints(order.generation))
     env.update(identity(info, order))
     env.update(
@@ -57,6 +66,13 @@ def environment(
         # Last: a Stoker on the user's own PYTHONPATH takes precedence.
         env["PYTHONPATH"] = os.pathsep.join(part for part in (env.get("PYTHONPATH"), bundle) if part)
     return env
+
+
+def default_threads(env: Dict[str, str], threads: Optional[int]) -> None:
+    """Set the numbers of threads that are not set. Where OMP_NUM_THREADS is, the other libraries read that."""
+    if threads is not None and THREADS[0] not in env:
+        for name in THREADS:
+            env.setdefault(name, str(threads))
 
 
 def identity(info: TaskInfo, order: Order) -> Dict[str, str]:

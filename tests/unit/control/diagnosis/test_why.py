@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from stoker.control.diagnosis import why
 from stoker.control.diagnosis.readiness import Absent, Readiness
 from stoker.control.fleet import Wait
-from stoker.store.rows import EventRow, RunRow
+from stoker.store.rows import AttemptRow, EventRow, RunRow
 
 RUN = RunRow(
     id="digits-7f3k",
@@ -97,3 +99,57 @@ def test_a_hang_is_reported_until_the_run_continues() -> None:
     )
     failed = ask("failed", None, hang, event("ended", "hung"), cause="hang", reason="hung")
     assert failed.text == "it failed with cause hang: hung; no output for 30 m"
+
+
+def failed(line: str, *, engine: str = "local", record: Any = (), **over: Any) -> str:
+    evidence = {"last_lines": ["Traceback", line], "exit_code": 1}
+    answer = why.explain(
+        replace(RUN, state="failed", cause="user-error", reason="exit code 1", record=dict(record), **over),
+        explanation=None,
+        attempts=[AttemptRow(RUN.id, 1, engine=engine, evidence=evidence)],
+        checkpoints=[],
+        now=10.0,
+        trouble=None,
+    )
+    assert answer.hint is not None
+    return answer.hint
+
+
+MISSING = "ModuleNotFoundError: No module named 'torch.nn'"
+SHELLS = {"executable": "/usr/bin/python"}
+
+
+@pytest.mark.parametrize("line", [MISSING, f"[r3] {MISSING}", "/usr/bin/python: No module named torch"])
+def test_a_missing_module_names_the_interpreter_and_the_ways_to_another(line: str) -> None:
+    hint = failed(line, record=SHELLS, command=["python", "train.py"])
+    assert hint.startswith("/usr/bin/python ran it and has no torch. ")
+    assert "activate its environment" in hint and "stoker run /path/to/python train.py" in hint
+    assert "`setup: pip install torch`" in hint
+
+
+@pytest.mark.parametrize(
+    ("over", "start"),
+    [
+        ({"command": ["/opt/a/bin/python3", "x.py"]}, "/opt/a/bin/python3 ran it"),
+        ({"command": ["sh", "-c", "cd x && /opt/b/python x.py"]}, "/opt/b/python ran it"),
+        ({"command": ["./train.sh"]}, "/usr/bin/python ran it"),
+        (
+            {"job": {"setup": {"run": "pip list"}}},
+            "The environment that `setup` made on /usr/bin/python has no torch",
+        ),
+        (
+            {"job": {"image": "team/torch"}},
+            "the Python of the image team/torch has no torch: choose another image",
+        ),
+        ({"engine": "lab"}, "the Python of the cluster's default image has no torch"),
+    ],
+)
+def test_which_interpreter_lacked_a_module(over: dict[str, Any], start: str) -> None:
+    assert failed(MISSING, record=SHELLS, **over).startswith(start)
+
+
+@pytest.mark.parametrize(
+    "line", ["No module named torch", "print: No module named 'x'", "KeyError: 'python'"]
+)
+def test_other_last_lines_name_no_module(line: str) -> None:
+    assert "/usr/bin/python" not in failed(line, record=SHELLS)

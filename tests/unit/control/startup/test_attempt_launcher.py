@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker.control.startup import orders
+from stoker.control.submission import check_secrets
+from stoker.errors import Refused
+from stoker.spec import Job
 from stoker.spec.states import Cause, RunState
 from stoker.spec.tree import Tree, TreeFile
 from support.control.driven import STUBBORN, Driven, stage
@@ -50,6 +54,52 @@ def test_secrets_are_written_and_removed_at_the_end(server: Driven) -> None:
     assert server.live(run).redaction.text("it is sesame-open") == "it is [secret TOKEN]"
     server.stop(run)
     assert not any(Path(server.settings.home.root / "secrets").glob("*")) and not path.exists()
+
+
+def test_secrets_of_the_shell_are_the_runs_and_the_jobs_own_variables_win(server: Driven) -> None:
+    shell = {"HF_TOKEN": "sesame-open", "WANDB_API_KEY": "of-the-shell"}
+    run = server.submit(
+        secrets=shell, shell_secrets=["HF_TOKEN", "WANDB_API_KEY"], env={"WANDB_API_KEY": "mine"}
+    )
+    path = server.directory(run) / "secrets.json"
+    assert json.loads(path.read_text()) == {"HF_TOKEN": "sesame-open"}
+    assert server.order(run).env["WANDB_API_KEY"] == "mine"
+    assert "sesame" not in str(server.row(run)) and "of-the-shell" not in str(server.row(run))
+    server.restart()
+    assert server.live(run).redaction.text("it is sesame-open") == "it is [secret HF_TOKEN]"
+    server.stop(run)
+    server.resume(run)
+    assert not path.with_name("secrets.json").exists(), "a resume without them needs none"
+    with pytest.raises(Refused, match="HF_TOKEN was sent"):
+        check_secrets(Job.from_json({"run": "train"}), {"HF_TOKEN": "x"}, ["WANDB_API_KEY"])
+
+
+def test_a_suspended_run_keeps_the_secrets_that_a_resume_does_not_give(server: Driven) -> None:
+    run = server.submit(
+        secrets={"A_TOKEN": "of-the-submit", "HF_TOKEN": "of-the-shell"}, shell_secrets=["HF_TOKEN"]
+    )
+    server.controller.suspend(run, by="ada")
+    server.settle()
+    server.controller.resume(run, key="again", secrets={"A_TOKEN": "another-one"}, changes=[])
+    server.settle()
+    given = json.loads((server.directory(run) / "secrets.json").read_text())
+    assert given == {"A_TOKEN": "another-one", "HF_TOKEN": "of-the-shell"}
+
+
+@pytest.mark.parametrize(
+    ("cpu", "processes", "expected"),
+    [(8, 1, 8), (8, 3, 2), (0.5, 1, 1), (2, 4, 1), (2.9, 1, 2), (None, 1, None)],
+)
+def test_threads_for_each_process(cpu: float | None, processes: int, expected: int | None) -> None:
+    assert orders.threads(cpu, processes) == expected
+
+
+def test_a_task_without_a_limit_has_the_cpus_of_its_machine(server: Driven) -> None:
+    run = server.submit()
+    assert server.order(run).threads == int(server.engine.nodes[0].cpu)
+    server.stop(run)
+    several = server.submit(workers=2, processes=2, resources={"cpu": 2})
+    assert [server.order(several, f"worker-{index}").threads for index in (0, 1)] == [1, 1]
 
 
 def test_a_damaged_checkpoint_is_dropped_and_the_previous_one_restored(server: Driven) -> None:
