@@ -23,6 +23,7 @@ from typing import Any
 
 from stoker.client.ignore import ALWAYS, NAMES, IgnoreRules, read_rules, rules_above
 from stoker.errors import Refused, SpecError, TooLarge
+from stoker.spec.folder_extras import MAX_FOLDERS, MAX_LINKS, FolderExtras
 from stoker.spec.tree import CODE_BYTES, CODE_FILES, Tree, TreeFile, check_link, check_path
 from stoker.task.units import readable_size
 
@@ -51,6 +52,8 @@ class Scan:
     sources: dict[str, str] = field(default_factory=dict)
     """sha256 -> a path that has it."""
     stats: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+    extras: FolderExtras = field(default_factory=FolderExtras)
+    """What the tree cannot have: links that lead out, and empty folders."""
 
     def open(self, sha256: str) -> int:
         """A descriptor of a file with these bytes, judged by size and times. Raises Changed."""
@@ -92,6 +95,10 @@ class _Scanner:
         self._new: Cache = {}
         self._found: dict[str, os.stat_result] = {}
         self._links: dict[str, str] = {}
+        self._outside: dict[str, str] = {}
+        """Links that lead out -> their absolute targets."""
+        self._empty: list[str] = []
+        """Directories of which nothing is shipped."""
         self._warnings: list[str] = []
         self._total = 0
         self._hashed = 0
@@ -117,7 +124,17 @@ class _Scanner:
         tree = Tree.of(files).validate()
         if self._new != self._old:
             _save(self._cache_path, self._new)
-        return Scan(self._root, tree, tuple(self._warnings), self._hashed, sources, stats)
+        extras = FolderExtras(self._outside, self._empty_folders())
+        return Scan(self._root, tree, tuple(self._warnings), self._hashed, sources, stats, extras)
+
+    def _empty_folders(self) -> tuple[str, ...]:
+        if len(self._empty) > MAX_FOLDERS:
+            self._warnings.append(
+                f"the working directory has {len(self._empty)} empty folders, more than {MAX_FOLDERS}: "
+                "they are not there in the run"
+            )
+            return ()
+        return tuple(sorted(filter(_encodable, self._empty)))
 
     def _directory(self, directory: str, rules: IgnoreRules) -> Iterator[tuple[str, IgnoreRules]]:
         """Sorts out one directory. Yields the directories below it that are to be scanned."""
@@ -134,6 +151,7 @@ class _Scanner:
         known_names = known[1] if known[0] == rules.fingerprint else {}
         here: dict[str, Any] = {}
         self._new[directory] = (rules.fingerprint, here)
+        empty = bool(directory)
         for entry in entries:
             path = f"{directory}/{entry.name}" if directory else entry.name
             is_directory = entry.is_dir(follow_symlinks=False)
@@ -144,9 +162,12 @@ class _Scanner:
                 continue
             here[_key(entry.name, is_directory)] = True
             if is_directory:
+                empty = False
                 yield path, rules
-            else:
-                self._leaf(entry, path)
+            elif self._leaf(entry, path):
+                empty = False
+        if empty:
+            self._empty.append(directory)
 
     def _entries(self, directory: str) -> list[os.DirEntry[str]]:
         try:
@@ -168,39 +189,43 @@ class _Scanner:
             return before is False
         return rules.ignores(path, is_directory)
 
-    def _leaf(self, entry: os.DirEntry[str], path: str) -> None:
+    def _leaf(self, entry: os.DirEntry[str], path: str) -> bool:
+        """Takes a file or link; False: it is not shipped."""
         try:
             info = entry.stat(follow_symlinks=False)
             if stat.S_ISLNK(info.st_mode):
-                self._links[path] = self._link(path, str((self._root / path).readlink()))
-                return
+                self._link(path, str((self._root / path).readlink()))
+                return True
         except FileNotFoundError:
-            return
+            return False
         if not stat.S_ISREG(info.st_mode):
             self._warnings.append(f"{path!r} is a socket, pipe or device and is not shipped")
-            return
-        check_path(path)
+            return False
+        if not path.isascii():
+            check_path(path)  # before everything is hashed; the tree checks all paths again
         self._found[path] = info
         self._total += info.st_size
         if len(self._found) > CODE_FILES:
             self._too_large(f"the working directory has more than {CODE_FILES} files")
+        return True
 
-    def _link(self, path: str, target: str) -> str:
-        """The target in the form of the tree: relative, `..` only at the front. Refuses a target outside."""
+    def _link(self, path: str, target: str) -> None:
+        """Takes a link. In the tree its target is relative, with `..` only at the front; outside of it, absolute."""
         parent = (self._root / path).parent
         real = Path(os.path.realpath(parent / target))
         if not real.is_relative_to(self._root):
-            raise Refused(
-                f"the link {path!r} points to {target!r}, outside the working directory",
-                hint=f"Copy what it points to, or add {path!r} to .stokerignore.",
-            )
+            if len(self._outside) >= MAX_LINKS:
+                self._too_large(f"the working directory has more than {MAX_LINKS} links that lead out of it")
+            check_path(path)
+            self._outside[path] = target if target.startswith("/") else str(real)
+            return
         simple = os.path.relpath(os.path.normpath(parent / target), parent)
         try:
             check_link(path, simple)
             same = Path(os.path.realpath(parent / simple)) == real
         except SpecError:
             same = False
-        return simple if same else os.path.relpath(real, parent)
+        self._links[path] = simple if same else os.path.relpath(real, parent)
 
     def _check_size(self) -> None:
         if self._total > CODE_BYTES:
@@ -269,6 +294,15 @@ def _opener(path: str, flags: int) -> int:
 
 def _identity(info: os.stat_result) -> tuple[int, int, int, int]:
     return (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+
+
+def _encodable(path: str) -> bool:
+    """Whether a record can have it. A folder of another name was never shipped."""
+    try:
+        check_path(path)
+    except SpecError:
+        return False
+    return True
 
 
 def _key(name: str, is_directory: bool) -> str:

@@ -71,6 +71,8 @@ class Surroundings:
     """True: its environment variables begin with the container's own. False: with those of the submitter's shell."""
     setups: str = ""
     """Directory of the environments that `setup` makes; empty: the home's."""
+    here: bool = False
+    """Its tasks see the files of the server's machine, under the same paths."""
     inputs: str = ""
     """Directory in which inputs are mounted, each under its name."""
     image: str = ""

@@ -11,6 +11,7 @@ from stoker.engine.base import Surroundings
 from stoker.frameworks.base import TaskCommand
 from stoker.frameworks.commands import python_call
 from stoker.spec import Job, setup_inputs
+from stoker.spec.folder_extras import FolderExtras
 from stoker.spec.roles import RoleTasks
 from stoker.spec.tree import Tree
 from stoker.store.rows import RunRow
@@ -34,6 +35,7 @@ def run_order(
     resume_from: str | None,
 ) -> Order:
     """`job`: as the task's role sees it."""
+    extras = FolderExtras.of(run.record) if run.code is not None else FolderExtras()
     return Order(
         seq=seq,
         generation=generation,
@@ -49,6 +51,8 @@ def run_order(
         scan_every=scan_every,
         setup=dict(setup) if setup else None,
         resume_from=resume_from,
+        folders=list(extras.folders),
+        links=dict(extras.links) if around.here else {},
     )
 
 

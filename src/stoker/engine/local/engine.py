@@ -96,7 +96,7 @@ class LocalEngine:
 
     def surroundings(self, job: Job) -> Surroundings:
         """Images are read from the local runtime: no registry needs to have them."""
-        return Surroundings(inherit=job.image is not None)
+        return Surroundings(inherit=job.image is not None, here=job.image is None)
 
     async def capacity(self) -> Sequence[Node]:
         await self._ready()

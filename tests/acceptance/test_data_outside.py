@@ -1,0 +1,36 @@
+"""Data outside the working folder: links to it, empty folders, inputs of this machine, and what is said when it is missing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from support.box import Box
+
+pytestmark = pytest.mark.shared_server
+
+
+def test_links_and_empty_folders_of_the_working_folder_are_in_the_run(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train.csv").write_text("1,2,3")
+    (box.work / "data").symlink_to(tmp_path / "mnist")
+    (box.work / "logs" / "tb").mkdir(parents=True)
+    box.write(
+        "train.py",
+        """
+import os
+print("link", os.readlink("data"), open("data/train.csv").read(), os.listdir("logs/tb"))
+open("logs/tb/events", "w").close()
+""",
+    )
+    run = box.submit("train.py")
+    ended = box.ended(run)
+    assert ended["state"] == "succeeded", box("logs", run).stdout
+    assert f"link {tmp_path / 'mnist'} 1,2,3 []" in box("logs", run).stdout
+    assert [file["path"] for file in box.client().files(run, what="files")["files"]] == ["logs/tb/events"]
+    assert sorted(os.listdir(tmp_path / "mnist")) == ["train.csv"], "the data is where it was"
+    box("resume", run)
+    box.ended(run)
+    assert box("logs", run).stdout.count("link ") == 2, "a resume has the link again"
