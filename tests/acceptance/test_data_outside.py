@@ -34,3 +34,13 @@ open("logs/tb/events", "w").close()
     box("resume", run)
     box.ended(run)
     assert box("logs", run).stdout.count("link ") == 2, "a resume has the link again"
+
+
+def test_an_input_of_this_machine(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.csv").write_text("1,2,3")
+    box.write("train.py", "import os; print(open(os.environ['STOKER_INPUT_BIG_SET'] + '/train.csv').read())")
+    done = box("run", "--input", f"big-set=file://{tmp_path}/set", "train.py")
+    assert done.stdout == "1,2,3\n"
+    refused = box("run", "--input", f"big-set=file://{tmp_path}/none", "train.py", code=None)
+    assert refused.returncode != 0 and f"there is no {tmp_path}/none on this machine" in refused.stderr

@@ -74,7 +74,7 @@ class Surroundings:
     here: bool = False
     """Its tasks see the files of the server's machine, under the same paths."""
     inputs: str = ""
-    """Directory in which inputs are mounted, each under its name."""
+    """Directory in which inputs are mounted, each under its name. Empty: inputs of this machine are read where they are."""
     image: str = ""
     """The image its tasks run in; empty: none."""
     port: int = 0

@@ -250,6 +250,8 @@ def test_a_task_without_a_launcher_inside(made: ContainerTasks) -> None:
         ({"launcher": "none"}, "`launcher` needs an image here"),
         ({"python": "/usr/bin/python3"}, "`python` needs an image here"),
         ({"resources": {"shm": "4Ti"}}, "`resources.shm` needs an image here"),
+        ({"inputs": {"d": "file:///no/such/place"}}, "there is no /no/such/place on this machine"),
+        ({"image": "x", "launcher": "none", "inputs": {"d": "file:///usr"}}, "`inputs` needs the launcher"),
         ({"image": "x", "launcher": "none", "setup": "make"}, "`setup` needs the launcher"),
         ({"image": "x", "launcher": "none", "python": "/p"}, "`python` needs the launcher"),
         ({"image": "x", "resources": {"gpu": 1}}, "podman cannot assign GPUs here"),
@@ -267,6 +269,7 @@ def test_not_refused(made: ContainerTasks) -> None:
     for job in (
         {},
         {"resources": {"shm": "1Mi"}},
+        {"inputs": {"d": "file:///usr/"}},
         {"image": "x", "python": "/p", "resources": {"gpu": 1, "shm": "9Gi"}},
     ):
         made.refuse(Job.from_json({"run": "x", **job}))
