@@ -44,3 +44,15 @@ def test_an_input_of_this_machine(box: Box, tmp_path: Path) -> None:
     assert done.stdout == "1,2,3\n"
     refused = box("run", "--input", f"big-set=file://{tmp_path}/none", "train.py", code=None)
     assert refused.returncode != 0 and f"there is no {tmp_path}/none on this machine" in refused.stderr
+
+
+def test_a_file_that_was_not_shipped_is_named_with_the_remedy(box: Box) -> None:
+    box.write(".gitignore", "data/\n")
+    box.write("data/train.csv", "1,2,3")
+    box.write("train.py", "open('data/train.csv')")
+    failed = box("run", "train.py", code=1)
+    said = "data/train.csv is here and was not shipped, because .gitignore leaves out data/: write `!/data/` into"
+    assert said in failed.stderr
+    assert said in box("why", "@last").stdout.replace("\n", " ")
+    box.write(".stokerignore", "!/data/\n")
+    assert box("run", "train.py").returncode == 0

@@ -49,6 +49,7 @@ def record(workdir: Path, environ: Mapping[str, str] | None = None) -> dict[str,
         "git": git(workdir),
         "executable": _python(environ),
         "host": os.uname().nodename,
+        "workdir": str(workdir),
         "environment": environment(environ),
     }
 

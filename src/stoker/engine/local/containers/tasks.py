@@ -343,7 +343,7 @@ def _binds(job: Job, directory: str) -> list[tuple[str, str, str]]:
 def _refuse_inputs(job: Job) -> None:
     for name, uri in job.inputs.items():
         path = input_path(uri)
-        if path is not None and not os.path.exists(path):
+        if path is not None and not Path(path).exists():
             raise Refused(
                 f"there is no {path} on this machine, for the input {name}",
                 hint="Check the path; it is written in full.",
