@@ -67,7 +67,7 @@ def submit_with_code(
         if warn is not None:
             warn(text)
     try:
-        return send(seen.tree.digest(), seen.extras)
+        return send(seen.digest, seen.extras)
     except Conflict as exc:
         if exc.details.get("missing") != "code":
             raise

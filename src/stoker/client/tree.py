@@ -16,8 +16,9 @@ import stat
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ WARN_BYTES = 500 << 20
 RACY_NS = 2_000_000_000
 _TRIES = 3
 _FORMAT = b"stoker tree cache 1"
+_TREE = "\0tree"
+"""In the cache, instead of a directory: the digest of the whole tree, and its links."""
 
 Cache = dict[str, tuple[str, dict[str, Any]]]
 """directory -> (fingerprint of its rules, name -> False: ignored | True: kept | [size, mtime, ctime, inode, sha256])"""
@@ -42,18 +45,36 @@ class Changed(Exception):
 
 @dataclass(frozen=True)
 class Scan:
-    """A tree and the files that hold its bytes."""
+    """What a scan saw. The tree is made when it is asked for: where nothing has changed its digest is known without it."""
 
     root: Path
-    tree: Tree
+    contents: Mapping[str, tuple[str, os.stat_result]]
+    """Path -> sha256 and what the scan saw of the file."""
+    links: Mapping[str, str]
+    extras: FolderExtras
+    """What the tree cannot have: links that lead out, and empty folders."""
     warnings: tuple[str, ...] = ()
     hashed: int = 0
     """Files that had to be read."""
-    sources: dict[str, str] = field(default_factory=dict)
-    """sha256 -> a path that has it."""
-    stats: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
-    extras: FolderExtras = field(default_factory=FolderExtras)
-    """What the tree cannot have: links that lead out, and empty folders."""
+    known: str | None = None
+    """The digest of the tree, from the cache."""
+
+    @cached_property
+    def tree(self) -> Tree:
+        files = [TreeFile(path, link=target) for path, target in self.links.items()]
+        for path, (sha256, info) in self.contents.items():
+            files.append(TreeFile(path, sha256, info.st_size, 0o755 if info.st_mode & 0o100 else 0o644))
+        return Tree.of(files).validate()
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the tree."""
+        return self.known or self.tree.digest()
+
+    @cached_property
+    def sources(self) -> Mapping[str, str]:
+        """sha256 -> a path that has it."""
+        return {sha256: path for path, (sha256, _) in self.contents.items()}
 
     def open(self, sha256: str) -> int:
         """A descriptor of a file with these bytes, judged by size and times. Raises Changed."""
@@ -69,7 +90,7 @@ class Scan:
 
     def same(self, sha256: str, fd: int) -> bool:
         """Whether an open file is still what the scan saw."""
-        return _identity(os.fstat(fd)) == self.stats[self.sources[sha256]]
+        return _identity(os.fstat(fd)) == _identity(self.contents[self.sources[sha256]][1])
 
 
 _HOME = {"server.lock", "stoker.db", "token"}
@@ -109,23 +130,22 @@ class _Scanner:
             directory, rules = waiting.pop()
             waiting.extend(self._directory(directory, rules))
         self._check_size()
-        files = [TreeFile(path, link=target) for path, target in self._links.items()]
-        sources: dict[str, str] = {}
-        stats: dict[str, tuple[int, int, int, int]] = {}
+        contents: dict[str, tuple[str, os.stat_result]] = {}
         for path, seen in self._found.items():
-            try:
-                digest, info = self._hash(path, seen)
-            except FileNotFoundError:
-                # Deleted since the scan saw it.
-                continue
-            files.append(TreeFile(path, digest, info.st_size, 0o755 if info.st_mode & 0o100 else 0o644))
-            sources[digest] = path
-            stats[path] = _identity(info)
-        tree = Tree.of(files).validate()
-        if self._new != self._old:
-            _save(self._cache_path, self._new)
+            with contextlib.suppress(FileNotFoundError):  # deleted since the scan saw it
+                contents[path] = self._hash(path, seen)
         extras = FolderExtras(self._outside, self._empty_folders())
-        return Scan(self._root, tree, tuple(self._warnings), self._hashed, sources, stats, extras)
+        known = self._known_digest(contents)
+        found = Scan(self._root, contents, self._links, extras, tuple(self._warnings), self._hashed, known)
+        if self._new != self._old or (known is None and not self._hashed):
+            _save(self._cache_path, {**self._new, _TREE: (found.digest, self._links)})
+        return found
+
+    def _known_digest(self, contents: Mapping[str, Any]) -> str | None:
+        """The digest of the last scan's tree, if this one's is the same."""
+        digest, links = self._old.pop(_TREE, ("", {}))
+        same = not self._hashed and len(contents) == len(self._found) and self._new == self._old
+        return digest if digest and same and links == self._links else None
 
     def _empty_folders(self) -> tuple[str, ...]:
         if len(self._empty) > MAX_FOLDERS:

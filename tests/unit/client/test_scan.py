@@ -220,6 +220,39 @@ def test_a_file_changed_just_now_is_read_again(work: Path, cache: Path) -> None:
     assert scan(work, cache).hashed == 1, "too young to trust its times"
 
 
+def test_the_digest_of_an_unchanged_folder_is_known_without_its_tree(
+    work: Path, cache: Path, later: None
+) -> None:
+    write(work, "a.py", "b.py", "sub/c.py")
+    (work / "link").symlink_to("a.py")
+
+    def change_mode() -> None:
+        (work / "a.py").chmod(0o755)
+
+    def turn_link() -> None:
+        (work / "link").unlink()
+        (work / "link").symlink_to("b.py")
+
+    def remove() -> None:
+        (work / "b.py").unlink()
+
+    def ignore() -> None:
+        (work / ".gitignore").write_text("sub/\n")
+
+    def rewrite() -> None:
+        write(work, "a.py", text="y")
+
+    seen = {scan(work, cache).digest}
+    for change in (change_mode, turn_link, remove, ignore, rewrite):
+        again = scan(work, cache)
+        assert again.known == again.digest == again.tree.digest() and again.digest in seen
+        change()
+        changed = scan(work, cache)
+        assert changed.known is None and changed.digest == changed.tree.digest()
+        assert changed.digest not in seen, change
+        seen.add(changed.digest)
+
+
 @pytest.mark.parametrize("damage", [b"", b"junk", b"stoker tree cache 1 00000000\n{}", None])
 def test_a_damaged_cache_costs_time_only(work: Path, cache: Path, later: None, damage: bytes | None) -> None:
     write(work, "a", "b")

@@ -264,6 +264,18 @@ def test_refused(made: ContainerTasks, job: dict[str, Any], words: str) -> None:
     assert caught.value.hint and caught.value.details["key"]
 
 
+def test_mounts_without_an_image_have_a_way(made: ContainerTasks) -> None:
+    job = Job.from_json({"run": "x", "mounts": {"/data": "/usr"}})
+    with pytest.raises(Refused, match="`mounts` needs an image here") as caught:
+        made.refuse(job)
+    assert "file:///PATH" in str(caught.value.hint) and "ln -s" in str(caught.value.hint)
+
+
+def test_the_inputs_of_a_container_are_read_only() -> None:
+    job = Job.from_json({"run": "x", "image": "y", "inputs": {"d": "file:///data/set"}})
+    assert tasks._binds(job, "/task") == [("/data/set", "/stoker/inputs/d", "ro")]
+
+
 def test_not_refused(made: ContainerTasks) -> None:
     made._runtime = replace(PODMAN, cdi=frozenset({"GPU-a"}))
     for job in (

@@ -396,4 +396,9 @@ def _refuse_without(job: Job) -> None:
         hint = (
             "Make /dev/shm bigger (mount -o remount,size=...), or name an image: its container has its own."
         )
+    if found[0] == "mounts":
+        hint = (
+            "Without an image a run sees the files of this machine: link the folder into the working folder (ln -s), "
+            "or name it with --input NAME=file:///PATH."
+        )
     raise Refused(f"`{found[0]}` needs an image here", hint=hint, details={"key": found[0], "keys": found})
