@@ -34,6 +34,9 @@ open("logs/tb/events", "w").close()
     box("resume", run)
     box.ended(run)
     assert box("logs", run).stdout.count("link ") == 2, "a resume has the link again"
+    again = str(box.json("rerun", "-d", run)["id"])
+    assert box.ended(again)["state"] == "succeeded"
+    assert f"link {tmp_path / 'mnist'} 1,2,3 []" in box("logs", again).stdout, "and so has a rerun"
 
 
 def test_an_input_of_this_machine(box: Box, tmp_path: Path) -> None:
