@@ -14,6 +14,7 @@ from stoker.errors import ServerUnreachable
 
 if TYPE_CHECKING:
     from stoker.cli.context import Context
+    from stoker.spec.folder_extras import FolderExtras
 
 Json = dict[str, Any]
 TRIES = 5
@@ -57,8 +58,11 @@ def submit(
     if own:
         recorded["secrets"], secrets = list(own), {**own, **secrets}
 
-    def send(code: str | None) -> Json:
-        return ctx.client.submit(key=key, job=job, code=code, secrets=secrets, record=recorded)
+    def send(code: str | None, extras: FolderExtras | None = None) -> Json:
+        links = extras.links if extras is not None else {}
+        folders = extras.folders if extras is not None else ()
+        what = {**recorded, "folders": list(folders)} if folders else recorded
+        return ctx.client.submit(key=key, job=job, code=code, secrets=secrets, record=what, links=links)
 
     for attempt in range(TRIES):
         try:
@@ -107,7 +111,7 @@ def _python_word(job: Json) -> str | None:
     return None
 
 
-def _ship(ctx: Context, workdir: Path, send: Callable[[str | None], Json]) -> Json:
+def _ship(ctx: Context, workdir: Path, send: Callable[[str, FolderExtras], Json]) -> Json:
     from stoker.client.ship import submit_with_code  # lazy: only where code is shipped
 
     progress = _Progress(ctx)

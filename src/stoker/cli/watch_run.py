@@ -143,6 +143,10 @@ class _Watch:
         for warning in warnings(run):
             self.ctx.note(f"{terminal.style('warning', 'yellow', 'bold', on=self.ctx.err_color)}: {warning}")
         if run["state"] == "failed":
+            from stoker.client import unshipped  # lazy: only for a run that failed
+
+            if text := unshipped.explain(run):
+                self.ctx.note(terminal.safe(text))
             self.ctx.note(f"\nhint: {self._advice(run)}stoker why {terminal.safe(self.id)}")
 
     def _advice(self, run: Json) -> str:

@@ -97,9 +97,11 @@ class Client:
         code: str | None = None,
         secrets: Mapping[str, str] | None = None,
         record: Mapping[str, Any] | None = None,
+        links: Mapping[str, str] | None = None,
     ) -> Json:
         """Submits and returns the run. Safe to send again with the same key after ServerUnreachable."""
-        return self._post("/api/v1/runs", _submission(key, job, code, secrets, record))
+        body = _submission(key, job, code, secrets, record)
+        return self._post("/api/v1/runs", {**body, "links": dict(links)} if links else body)
 
     def check(
         self,

@@ -36,7 +36,7 @@ class IgnoreLayer:
 
     def __init__(self, content: bytes, *, name: str, strip: str = "", add: str = "") -> None:
         self._content = content
-        self._name = name
+        self.name = name
         self._strip = len(strip)
         self._add = add
         self._patterns: Patterns | None = None
@@ -59,7 +59,7 @@ class IgnoreLayer:
         try:
             return Patterns(self._content.split(b"\n"))
         except TooLarge as exc:
-            raise TooLarge(f"{self._name}: {exc.message}", hint=exc.hint) from exc
+            raise TooLarge(f"{self.name}: {exc.message}", hint=exc.hint) from exc
 
     def _of_parents(self, patterns: Patterns) -> bool | None:
         decision = None
@@ -112,11 +112,15 @@ class IgnoreRules:
 
     def ignores(self, path: str, is_directory: bool) -> bool:
         """Whether a path is ignored whose parents are not."""
-        decision = False
+        return self.ignored_by(path, is_directory) is not None
+
+    def ignored_by(self, path: str, is_directory: bool) -> str | None:
+        """The ignore file by which a path is ignored; None: it is not."""
+        decision = None
         for layer in (*self._git, *self._stoker):
             found = layer.decide(path, is_directory)
             if found is not None:
-                decision = found
+                decision = layer.name if found else None
         return decision
 
 

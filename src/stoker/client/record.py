@@ -97,6 +97,7 @@ def record(
         "git": git(workdir),
         "executable": found,
         "host": os.uname().nodename,
+        "workdir": str(workdir),
         "environment": passed,
     }
 

@@ -16,6 +16,7 @@ from stoker.client.api import Client
 from stoker.client.tree import Changed, Scan, scan
 from stoker.errors import BlobDamaged, Conflict, Refused
 from stoker.linux.descriptors import Closing
+from stoker.spec.folder_extras import FolderExtras
 
 BATCH = 64 << 20
 """Bytes per request: a broken connection repeats at most this much."""
@@ -35,11 +36,15 @@ class Progress(Protocol):
 
 def ship(client: Client, workdir: Path, cache: Path, progress: Progress | None = None) -> str:
     """Uploads the working directory in its present state and returns the digest of its tree."""
+    return _ship(client, workdir, cache, progress)[0]
+
+
+def _ship(client: Client, workdir: Path, cache: Path, progress: Progress | None) -> tuple[str, FolderExtras]:
     changed = ""
     for _ in range(_TRIES):
         seen = scan(workdir, cache)
         try:
-            return upload(client, seen, progress)
+            return upload(client, seen, progress), seen.extras
         except Changed as exc:
             changed = str(exc)
     raise Refused(
@@ -52,25 +57,24 @@ def submit_with_code(
     client: Client,
     workdir: Path,
     cache: Path,
-    send: Callable[[str], dict[str, Any]],
+    send: Callable[[str, FolderExtras], dict[str, Any]],
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """`send(digest)` submits. When the server does not have the code, uploads it and sends again."""
+    """`send(digest, extras)` submits. When the server does not have the code, uploads it and sends again."""
     seen = scan(workdir, cache)
     for text in seen.warnings:
         if warn is not None:
             warn(text)
     try:
-        return send(seen.tree.digest())
+        return send(seen.digest, seen.extras)
     except Conflict as exc:
         if exc.details.get("missing") != "code":
             raise
     try:
-        digest = upload(client, seen, progress)
+        return send(upload(client, seen, progress), seen.extras)
     except Changed:
-        digest = ship(client, workdir, cache, progress)
-    return send(digest)
+        return send(*_ship(client, workdir, cache, progress))
 
 
 def upload(client: Client, seen: Scan, progress: Progress | None = None) -> str:

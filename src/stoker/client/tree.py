@@ -16,13 +16,15 @@ import stat
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from stoker.client.ignore import ALWAYS, NAMES, IgnoreRules, read_rules, rules_above
 from stoker.errors import Refused, SpecError, TooLarge
+from stoker.spec.folder_extras import MAX_FOLDERS, MAX_LINKS, FolderExtras
 from stoker.spec.tree import CODE_BYTES, CODE_FILES, Tree, TreeFile, check_link, check_path
 from stoker.task.units import readable_size
 
@@ -30,6 +32,8 @@ WARN_BYTES = 500 << 20
 RACY_NS = 2_000_000_000
 _TRIES = 3
 _FORMAT = b"stoker tree cache 1"
+_TREE = "\0tree"
+"""In the cache, instead of a directory: the digest of the whole tree, and its links."""
 
 Cache = dict[str, tuple[str, dict[str, Any]]]
 """directory -> (fingerprint of its rules, name -> False: ignored | True: kept | [size, mtime, ctime, inode, sha256])"""
@@ -41,16 +45,36 @@ class Changed(Exception):
 
 @dataclass(frozen=True)
 class Scan:
-    """A tree and the files that hold its bytes."""
+    """What a scan saw. The tree is made when it is asked for: where nothing has changed its digest is known without it."""
 
     root: Path
-    tree: Tree
+    contents: Mapping[str, tuple[str, os.stat_result]]
+    """Path -> sha256 and what the scan saw of the file."""
+    links: Mapping[str, str]
+    extras: FolderExtras
+    """What the tree cannot have: links that lead out, and empty folders."""
     warnings: tuple[str, ...] = ()
     hashed: int = 0
     """Files that had to be read."""
-    sources: dict[str, str] = field(default_factory=dict)
-    """sha256 -> a path that has it."""
-    stats: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+    known: str | None = None
+    """The digest of the tree, from the cache."""
+
+    @cached_property
+    def tree(self) -> Tree:
+        files = [TreeFile(path, link=target) for path, target in self.links.items()]
+        for path, (sha256, info) in self.contents.items():
+            files.append(TreeFile(path, sha256, info.st_size, 0o755 if info.st_mode & 0o100 else 0o644))
+        return Tree.of(files).validate()
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the tree."""
+        return self.known or self.tree.digest()
+
+    @cached_property
+    def sources(self) -> Mapping[str, str]:
+        """sha256 -> a path that has it."""
+        return {sha256: path for path, (sha256, _) in self.contents.items()}
 
     def open(self, sha256: str) -> int:
         """A descriptor of a file with these bytes, judged by size and times. Raises Changed."""
@@ -66,7 +90,7 @@ class Scan:
 
     def same(self, sha256: str, fd: int) -> bool:
         """Whether an open file is still what the scan saw."""
-        return _identity(os.fstat(fd)) == self.stats[self.sources[sha256]]
+        return _identity(os.fstat(fd)) == _identity(self.contents[self.sources[sha256]][1])
 
 
 _HOME = {"server.lock", "stoker.db", "token"}
@@ -92,6 +116,10 @@ class _Scanner:
         self._new: Cache = {}
         self._found: dict[str, os.stat_result] = {}
         self._links: dict[str, str] = {}
+        self._outside: dict[str, str] = {}
+        """Links that lead out -> their absolute targets."""
+        self._empty: list[str] = []
+        """Directories of which nothing is shipped."""
         self._warnings: list[str] = []
         self._total = 0
         self._hashed = 0
@@ -102,22 +130,31 @@ class _Scanner:
             directory, rules = waiting.pop()
             waiting.extend(self._directory(directory, rules))
         self._check_size()
-        files = [TreeFile(path, link=target) for path, target in self._links.items()]
-        sources: dict[str, str] = {}
-        stats: dict[str, tuple[int, int, int, int]] = {}
+        contents: dict[str, tuple[str, os.stat_result]] = {}
         for path, seen in self._found.items():
-            try:
-                digest, info = self._hash(path, seen)
-            except FileNotFoundError:
-                # Deleted since the scan saw it.
-                continue
-            files.append(TreeFile(path, digest, info.st_size, 0o755 if info.st_mode & 0o100 else 0o644))
-            sources[digest] = path
-            stats[path] = _identity(info)
-        tree = Tree.of(files).validate()
-        if self._new != self._old:
-            _save(self._cache_path, self._new)
-        return Scan(self._root, tree, tuple(self._warnings), self._hashed, sources, stats)
+            with contextlib.suppress(FileNotFoundError):  # deleted since the scan saw it
+                contents[path] = self._hash(path, seen)
+        extras = FolderExtras(self._outside, self._empty_folders())
+        known = self._known_digest(contents)
+        found = Scan(self._root, contents, self._links, extras, tuple(self._warnings), self._hashed, known)
+        if self._new != self._old or (known is None and not self._hashed):
+            _save(self._cache_path, {**self._new, _TREE: (found.digest, self._links)})
+        return found
+
+    def _known_digest(self, contents: Mapping[str, Any]) -> str | None:
+        """The digest of the last scan's tree, if this one's is the same."""
+        digest, links = self._old.pop(_TREE, ("", {}))
+        same = not self._hashed and len(contents) == len(self._found) and self._new == self._old
+        return digest if digest and same and links == self._links else None
+
+    def _empty_folders(self) -> tuple[str, ...]:
+        if len(self._empty) > MAX_FOLDERS:
+            self._warnings.append(
+                f"the working directory has {len(self._empty)} empty folders, more than {MAX_FOLDERS}: "
+                "they are not there in the run"
+            )
+            return ()
+        return tuple(sorted(filter(_encodable, self._empty)))
 
     def _directory(self, directory: str, rules: IgnoreRules) -> Iterator[tuple[str, IgnoreRules]]:
         """Sorts out one directory. Yields the directories below it that are to be scanned."""
@@ -134,6 +171,7 @@ class _Scanner:
         known_names = known[1] if known[0] == rules.fingerprint else {}
         here: dict[str, Any] = {}
         self._new[directory] = (rules.fingerprint, here)
+        empty = bool(directory)
         for entry in entries:
             path = f"{directory}/{entry.name}" if directory else entry.name
             is_directory = entry.is_dir(follow_symlinks=False)
@@ -144,9 +182,12 @@ class _Scanner:
                 continue
             here[_key(entry.name, is_directory)] = True
             if is_directory:
+                empty = False
                 yield path, rules
-            else:
-                self._leaf(entry, path)
+            elif self._leaf(entry, path):
+                empty = False
+        if empty:
+            self._empty.append(directory)
 
     def _entries(self, directory: str) -> list[os.DirEntry[str]]:
         try:
@@ -168,39 +209,43 @@ class _Scanner:
             return before is False
         return rules.ignores(path, is_directory)
 
-    def _leaf(self, entry: os.DirEntry[str], path: str) -> None:
+    def _leaf(self, entry: os.DirEntry[str], path: str) -> bool:
+        """Takes a file or link; False: it is not shipped."""
         try:
             info = entry.stat(follow_symlinks=False)
             if stat.S_ISLNK(info.st_mode):
-                self._links[path] = self._link(path, str((self._root / path).readlink()))
-                return
+                self._link(path, str((self._root / path).readlink()))
+                return True
         except FileNotFoundError:
-            return
+            return False
         if not stat.S_ISREG(info.st_mode):
             self._warnings.append(f"{path!r} is a socket, pipe or device and is not shipped")
-            return
-        check_path(path)
+            return False
+        if not path.isascii():
+            check_path(path)  # before everything is hashed; the tree checks all paths again
         self._found[path] = info
         self._total += info.st_size
         if len(self._found) > CODE_FILES:
             self._too_large(f"the working directory has more than {CODE_FILES} files")
+        return True
 
-    def _link(self, path: str, target: str) -> str:
-        """The target in the form of the tree: relative, `..` only at the front. Refuses a target outside."""
+    def _link(self, path: str, target: str) -> None:
+        """Takes a link. In the tree its target is relative, with `..` only at the front; outside of it, absolute."""
         parent = (self._root / path).parent
         real = Path(os.path.realpath(parent / target))
         if not real.is_relative_to(self._root):
-            raise Refused(
-                f"the link {path!r} points to {target!r}, outside the working directory",
-                hint=f"Copy what it points to, or add {path!r} to .stokerignore.",
-            )
+            if len(self._outside) >= MAX_LINKS:
+                self._too_large(f"the working directory has more than {MAX_LINKS} links that lead out of it")
+            check_path(path)
+            self._outside[path] = target if target.startswith("/") else str(real)
+            return
         simple = os.path.relpath(os.path.normpath(parent / target), parent)
         try:
             check_link(path, simple)
             same = Path(os.path.realpath(parent / simple)) == real
         except SpecError:
             same = False
-        return simple if same else os.path.relpath(real, parent)
+        self._links[path] = simple if same else os.path.relpath(real, parent)
 
     def _check_size(self) -> None:
         if self._total > CODE_BYTES:
@@ -269,6 +314,15 @@ def _opener(path: str, flags: int) -> int:
 
 def _identity(info: os.stat_result) -> tuple[int, int, int, int]:
     return (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+
+
+def _encodable(path: str) -> bool:
+    """Whether a record can have it. A folder of another name was never shipped."""
+    try:
+        check_path(path)
+    except SpecError:
+        return False
+    return True
 
 
 def _key(name: str, is_directory: bool) -> str:

@@ -120,6 +120,7 @@ class Controller:
             job = override_job(job, changes)
         check_processes(job)
         self._submissions.check_fit(job)
+        self._submissions.check_links(job, run.record)
         if run.state in (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED):
             check_secrets(job, secrets, shell_secrets(run.record))
         if secrets:

@@ -26,6 +26,7 @@ from stoker.engine.base import Engine, Shows
 from stoker.errors import Conflict, Refused
 from stoker.frameworks.roles import parts_of
 from stoker.spec import Job, quantities
+from stoker.spec.folder_extras import FolderExtras
 from stoker.spec.states import RunState
 from stoker.store.rows import NewRun, RunRow
 
@@ -54,7 +55,7 @@ class Submissions:
         user: str,
     ) -> tuple[RunRow, bool]:
         """Return the run and whether it is new: the same key gives the same run."""
-        parsed = self._parse(job, code)
+        parsed = self._parse(job, code, record)
         record, secrets = self._for_engines(parsed, record, secrets)
         check_secrets(parsed, secrets, shell_secrets(record))
         images = self._describe(parsed)
@@ -86,7 +87,7 @@ class Submissions:
         record: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Show what a submit would do. Records nothing."""
-        parsed = self._parse(job, code)
+        parsed = self._parse(job, code, record)
         check_secrets(parsed, secrets, shell_secrets(record))
         asks = self._fleet.asks(parsed)
         members = self._fleet.candidates(parsed)
@@ -112,11 +113,12 @@ class Submissions:
             plan["manifest"] = manifest
         return {"job": parsed.to_json(), "fits": True, "plan": plan, "notes": notes}
 
-    def _parse(self, raw: Mapping[str, Any], code: str | None) -> Job:
+    def _parse(self, raw: Mapping[str, Any], code: str | None, record: Mapping[str, Any]) -> Job:
         job = Job.from_json(dict(raw))
         check_processes(job)
         self._fleet.candidates(job)
         self.check_fit(job)
+        self.check_links(job, record)
         if code is not None and not self._blobs.has_tree(code):
             raise Conflict("the code of this submission is not here yet", details={"missing": "code"})
         return job
@@ -130,6 +132,20 @@ class Submissions:
             return record, secrets
         kept = {name: value for name, value in secrets.items() if name in job.secrets or name not in own}
         return {key: value for key, value in record.items() if key != "secrets"}, kept
+
+    def check_links(self, job: Job, record: Mapping[str, Any]) -> None:
+        """Refuse links out of the working folder where their targets are not there."""
+        extras = FolderExtras.of(record)  # checks the empty folders too
+        if not extras.links:
+            return
+        if record.get("host") not in (None, os.uname().nodename):
+            extras.refuse_links(f"the server is on another machine, {os.uname().nodename}")
+        for member in self._fleet.candidates(job):
+            for part in parts_of(job):
+                if part.job.image is not None:
+                    extras.refuse_links("is not in the image")
+                if not member.engine.surroundings(part.job).here:
+                    extras.refuse_links(f"is not on the cluster {member.name}")
 
     def check_fit(self, job: Job) -> None:
         members = self._fleet.candidates(job)

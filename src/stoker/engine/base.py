@@ -71,8 +71,10 @@ class Surroundings:
     """True: its environment variables begin with the container's own. False: with those of the submitter's shell."""
     setups: str = ""
     """Directory of the environments that `setup` makes; empty: the home's."""
+    here: bool = False
+    """Its tasks see the files of the server's machine, under the same paths."""
     inputs: str = ""
-    """Directory in which inputs are mounted, each under its name."""
+    """Directory in which inputs are mounted, each under its name. Empty: inputs of this machine are read where they are."""
     image: str = ""
     """The image its tasks run in; empty: none."""
     port: int = 0

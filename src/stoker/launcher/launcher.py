@@ -17,7 +17,7 @@ from stoker.launcher import lease, task_files
 from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.launcher.event_loop import EventLoop
 from stoker.launcher.lease import Lease
-from stoker.launcher.process import container_env, exit_reason
+from stoker.launcher.process import container_env, exit_reason, folder_extras
 from stoker.launcher.process.execution import Execution
 from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.process.spawn import has_code, read_secrets, working_directory
@@ -345,6 +345,12 @@ class Launcher:
             self._record(_unstarted(order, f"cannot read a secret: {exc}", "start-failed"))
             return
         code = os.path.join(self.directory, layout.CODE)
+        try:
+            folder_extras.make(code, order.folders, order.links)
+        except (OSError, ValueError) as exc:
+            text = f"cannot complete the working folder: {exc}"
+            self._record(_unstarted(order, text, "start-failed"))
+            return
         if self._has_code is None:
             self._has_code = has_code(code)
         self.log.forget()

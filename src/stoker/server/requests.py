@@ -33,6 +33,12 @@ class Submission(RequestBody):
     code: Digest | None = None
     secrets: Secrets = Field(default_factory=dict)
     record: dict[str, Any] = Field(default_factory=dict)
+    links: Annotated[dict[str, str], Field(max_length=1000)] = Field(default_factory=dict)
+    """Links that lead out of the working folder. Not in `record`: a server that cannot make them has to refuse them."""
+
+    def recorded(self) -> dict[str, Any]:
+        """What is recorded of the submission."""
+        return {**self.record, "links": self.links} if self.links else self.record
 
     @field_validator("record")
     @classmethod

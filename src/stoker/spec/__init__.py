@@ -19,6 +19,7 @@ support          keys that an engine cannot honour yet
 roles            RoleTasks: a group of equal tasks of a job
 interop/         manifests of Kubernetes and Kubeflow to jobs and back
 tree             a directory as a value
+folder_extras    what a working folder has and a tree does not: links out of it, empty folders
 globs            the patterns of .gitignore
 kept_files       which files of a working folder are kept
 states           states of runs, causes

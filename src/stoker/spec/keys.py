@@ -219,7 +219,7 @@ KINDS: dict[str, Kind] = {
         {
             "type": "object",
             "propertyNames": {"pattern": names.INPUT_PATTERN},
-            "additionalProperties": {"type": "string", "pattern": "^(?:data|s3|pvc)://"},
+            "additionalProperties": {"type": "string", "pattern": "^(?:data|s3|pvc|file)://"},
         },
         "NAME=SOURCE",
         "map",
@@ -304,7 +304,7 @@ KEYS: tuple[Key, ...] = (
     Key("hang", "mapping", "When a run that prints nothing, reports nothing and uses no GPU counts as hung.", {"after": "30m", "then": "restart"}, None, None, "never"),
     Key("hang.after", "duration", "For how long.", "30m", "30m", "--hang-after"),
     Key("hang.then", "choice", "What happens then: `report` keeps the stacks of every process, `restart` starts again from the newest checkpoint too.", "restart", "report", "--hang-then"),
-    Key("inputs", "sources", "Datasets mounted read-only: `data://NAME@VERSION`, `s3://BUCKET/PATH`, `pvc://CLAIM`.", {"digits": "data://digits@3"}, None, "--input", "none"),
+    Key("inputs", "sources", "Datasets to read: `data://NAME@VERSION`, `s3://BUCKET/PATH`, `pvc://CLAIM`, or `file:///PATH` for what is on this machine. `STOKER_INPUT_NAME` says where each one is.", {"digits": "data://digits@3"}, None, "--input", "none"),
     Key("mounts", "mounts", "Writable mounts: `pvc://CLAIM/PATH` on a cluster, a folder of this machine here, `empty` for scratch; `:ro` at the end is read-only.", {"/data": "pvc://datasets/mnist:ro"}, None, "--mount", "none"),
     Key("checkpoint", "mapping", "How checkpoints are kept.", {"keep": 3, "best": {"metric": "val_acc", "mode": "max"}}, None, None, "the newest three"),
     Key("checkpoint.keep", "keep", "How many of the newest stored checkpoints are kept.", 3, 3, "--checkpoint-keep"),

@@ -27,7 +27,7 @@ IMAGE_PATTERN = (
     r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$"
 )
-INPUT_SCHEMES = ("data", "s3", "pvc")
+INPUT_SCHEMES = ("data", "s3", "pvc", "file")
 RESERVED_PATHS = ("/stoker", "/dev", "/proc", "/sys", "/tmp")
 """Paths where nothing may be mounted."""
 LONGEST_ARGUMENT = 128 * 1024 - 1
@@ -164,7 +164,7 @@ def input_name(value: Any) -> str:
 
 def input_uri(value: Any) -> str:
     found = line(value, longest=2048, noun="source")
-    forms = "`data://NAME@VERSION`, `s3://BUCKET/PATH` or `pvc://CLAIM`"
+    forms = "`data://NAME@VERSION`, `s3://BUCKET/PATH`, `pvc://CLAIM` or `file:///PATH`"
     scheme, separator, rest = found.partition("://")
     if not separator:
         raise Bad(f"{show(found)} is not an input", hint=f"Write {forms}.")
@@ -174,9 +174,21 @@ def input_uri(value: Any) -> str:
         raise Bad(
             f"{show(found)} has an unknown scheme", hint=f"{start}Write {forms}.", choices=INPUT_SCHEMES
         )
+    if scheme == "file":
+        if not re.fullmatch(r"/+[^/:].*", rest) or ":" in rest or ".." in PurePath(rest).parts:
+            raise Bad(
+                f"{show(found)} is not a path of this machine",
+                hint="Write it in full and without colons, as in `file:///data/mnist`.",
+            )
+        return f"file://{PurePath('/' + rest.lstrip('/'))}"
     if not re.fullmatch(r"[A-Za-z0-9][^\s]*", rest) or ".." in PurePath(rest).parts:
         raise Bad(f"{show(found)} does not name anything", hint=f"Write {forms}.")
     return found
+
+
+def input_path(uri: str) -> str | None:
+    """The path of an input that is a file or folder of this machine; None: it is another kind of input."""
+    return uri.removeprefix("file://") if uri.startswith("file://") else None
 
 
 def mount_path(value: Any) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stoker.errors import Refused
+from stoker.spec.names import input_path
 
 if TYPE_CHECKING:
     from stoker.spec.job import Job
@@ -25,7 +26,7 @@ class Row:
     """The refused part of the key, where only a part is refused."""
 
 
-_DATA = "Datasets are not available yet; leave `{key}` out and read the files where they are."
+_DATA = "Name a folder of this machine: `--input digits=file:///data/digits`."
 _CLUSTER = "It is for clusters; leave `{key}` out to run on this machine."
 _LATER = "Leave `{key}` out."
 
@@ -44,7 +45,12 @@ NOT_YET: dict[str, tuple[Row, ...]] = {
     "local": (
         Row("launcher", _needs_launcher, "Leave `launcher` out.", "`launcher: none` with several tasks"),
         Row("resources.disk", lambda job: job.resources.disk is not None, _LATER),
-        Row("inputs", lambda job: bool(job.inputs), _DATA),
+        Row(
+            "inputs",
+            lambda job: any(input_path(uri) is None for uri in job.inputs.values()),
+            _DATA,
+            "`inputs` other than `file:///PATH`",
+        ),
         Row("idle", lambda job: job.idle is not None, _LATER),
         Row("exclusive", lambda job: job.exclusive, _CLUSTER),
         Row("pool", lambda job: job.pool is not None, _CLUSTER),

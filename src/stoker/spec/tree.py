@@ -30,6 +30,8 @@ CODE_BYTES = 5 << 30
 
 FILE_MODES = (0o644, 0o755)
 
+_PLAIN = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[!-.0-~]{1,255}(?:/(?!\Z)|\Z))+")
+"""Most paths: ASCII without spaces."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -124,6 +126,8 @@ def check_digest(value: object) -> str:
 
 def check_path(path: str) -> None:
     """A relative path of plain names. Case is kept and nothing is normalised, so no name can bypass a check."""
+    if len(path) <= MAX_PATH and _PLAIN.fullmatch(path):
+        return
     try:
         raw = path.encode()
     except UnicodeEncodeError as exc:

@@ -131,6 +131,10 @@ class Order(Record):
     written this often (seconds) in the first minute of a body, and with every sample later. None: not more often than usual."""
     resume_from: Optional[str] = None
     """Name inside this generation's checkpoint directory."""
+    folders: List[str] = field(default_factory=list)
+    """Empty folders that the working folder begins with."""
+    links: Dict[str, str] = field(default_factory=dict)
+    """Path in the working folder -> absolute target. Only on the machine of the server."""
     kill: bool = False
     """With stop: no grace."""
 

@@ -104,7 +104,7 @@ class FakeEngine:
             refuse_unsupported(job, "local")
 
     def surroundings(self, job: Job) -> Surroundings:
-        return Surroundings()
+        return Surroundings(here=self.name == "local" and job.image is None)
 
     async def capacity(self) -> Sequence[Node]:
         with self._call("capacity", None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,14 +68,14 @@ class Rig(Watched):
         wait(lambda: self.controller.clusters.show(name)["reachable"])
         return self.clouds.made[name]
 
-    def submit(self, *words: str, **job: Any) -> RunRow:
+    def submit(self, *words: str, record: Mapping[str, Any] | None = None, **job: Any) -> RunRow:
         self._keys += 1
         return self.controller.submit(
             key=f"key-{self._keys}",
             job={"run": list(words or ("train",)), **job},
             code=None,
             secrets={},
-            record={},
+            record=record or {},
             user="ada",
         )[0]
 
@@ -329,3 +330,39 @@ def test_resizing_beyond_every_node_is_refused(rig: Rig) -> None:
     rig.until(row.id, "running")
     with pytest.raises(Refused, match="can never fit"):
         rig.controller.resize(row.id, cpu=64.0, memory=None)
+
+
+LINK = {"host": os.uname().nodename, "links": {"data": "/mnt/set"}}
+
+
+@pytest.mark.parametrize(
+    ("job", "record", "reason"),
+    [
+        ({}, {**LINK, "host": "another"}, "the server is on another machine"),
+        ({"image": "alpine"}, LINK, "is not in the image"),
+        ({"roles": {"ps": {"image": "alpine"}}}, LINK, "is not in the image"),
+        ({"cluster": "lab"}, LINK, "is not on the cluster lab"),
+        ({"cluster": "any"}, LINK, "is not on the cluster lab"),
+    ],
+)
+def test_a_link_out_of_the_folder_is_refused_where_its_target_is_not(
+    rig: Rig, job: dict[str, Any], record: dict[str, Any], reason: str
+) -> None:
+    rig.add("lab")
+    with pytest.raises(Refused, match=f"'data' points to '/mnt/set'.*{reason}") as caught:
+        rig.submit(record=record, **job)
+    assert "mount" in str(caught.value.hint) and ".stokerignore" in str(caught.value.hint)
+
+
+def test_a_run_with_a_link_out_of_the_folder_cannot_move_to_a_cluster(rig: Rig) -> None:
+    rig.add("lab")
+    row = rig.ended(rig.submit(record=LINK).id)
+    assert row.state == "succeeded"
+    with pytest.raises(Refused, match="'data' points to"):
+        rig.controller.resume(row.id, key="again", secrets={}, changes=["cluster=lab"])
+
+
+def test_a_record_with_paths_that_lead_out_is_refused(rig: Rig) -> None:
+    for record in ({"links": {"../x": "/mnt"}}, {"folders": ["../x"]}, {"folders": {"a": 1}}):
+        with pytest.raises(SpecError):
+            rig.submit(record=record)

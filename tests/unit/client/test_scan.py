@@ -68,15 +68,34 @@ def test_files_modes_and_links(work: Path, cache: Path) -> None:
     assert {file.path: file.mode for file in found.files if file.mode != 0o644} == {"run.sh": 0o755}
 
 
-@pytest.mark.parametrize("target", ["/etc/passwd", "../../outside", "../../../../../etc", "sub/../../../x"])
-def test_links_that_lead_outside_are_refused_by_name(work: Path, cache: Path, target: str) -> None:
+def test_links_that_lead_outside_are_recorded_beside_the_tree(work: Path, cache: Path) -> None:
     write(work, "pkg/a.py")
-    (work / "pkg" / "data").symlink_to(target)
-    with pytest.raises(Refused, match=r"'pkg/data'.*outside") as caught:
-        scan(work, cache)
-    assert ".stokerignore" in (caught.value.hint or "")
-    write(work, ".stokerignore", text="pkg/data\n#")
-    assert paths(work, cache) == [".stokerignore", "pkg/a.py"]
+    (work / "pkg" / "data").symlink_to("/mnt/sets/current")
+    (work / "up").symlink_to("../beside/x")
+    (work / "around").symlink_to("pkg/../../beside")
+    found = scan(work, cache)
+    assert [file.path for file in found.tree.files] == ["pkg/a.py"]
+    beside = work.resolve().parent / "beside"
+    assert found.extras.links == {
+        "pkg/data": "/mnt/sets/current",
+        "up": str(beside / "x"),
+        "around": str(beside),
+    }
+    write(work, ".stokerignore", text="pkg/data\n/up\n/around\n")
+    assert scan(work, cache).extras.links == {}
+
+
+def test_empty_folders_are_recorded_beside_the_tree(work: Path, cache: Path) -> None:
+    write(work, "a.py", "logs/old.log", "full/x", "venv/pyvenv.cfg", "build/x")
+    for path in ("out/deep/est", "full/empty", "ünï", "__pycache__", "build/empty"):
+        (work / path).mkdir(parents=True)
+    os.mkfifo(work / "ünï" / "pipe")
+    (work / os.fsdecode(b"not utf-8 \xff")).mkdir()
+    (work / ".gitignore").write_text("*.log\n/build/\n")
+    for _ in range(2):
+        found = scan(work, cache)
+        assert [file.path for file in found.tree.files] == [".gitignore", "a.py", "full/x"]
+        assert found.extras.folders == ("full/empty", "logs", "out/deep/est", "ünï")
 
 
 def test_what_is_never_shipped(work: Path, cache: Path) -> None:
@@ -199,6 +218,39 @@ def test_a_file_changed_just_now_is_read_again(work: Path, cache: Path) -> None:
     write(work, "f")
     assert scan(work, cache).hashed == 1
     assert scan(work, cache).hashed == 1, "too young to trust its times"
+
+
+def test_the_digest_of_an_unchanged_folder_is_known_without_its_tree(
+    work: Path, cache: Path, later: None
+) -> None:
+    write(work, "a.py", "b.py", "sub/c.py")
+    (work / "link").symlink_to("a.py")
+
+    def change_mode() -> None:
+        (work / "a.py").chmod(0o755)
+
+    def turn_link() -> None:
+        (work / "link").unlink()
+        (work / "link").symlink_to("b.py")
+
+    def remove() -> None:
+        (work / "b.py").unlink()
+
+    def ignore() -> None:
+        (work / ".gitignore").write_text("sub/\n")
+
+    def rewrite() -> None:
+        write(work, "a.py", text="y")
+
+    seen = {scan(work, cache).digest}
+    for change in (change_mode, turn_link, remove, ignore, rewrite):
+        again = scan(work, cache)
+        assert again.known == again.digest == again.tree.digest() and again.digest in seen
+        change()
+        changed = scan(work, cache)
+        assert changed.known is None and changed.digest == changed.tree.digest()
+        assert changed.digest not in seen, change
+        seen.add(changed.digest)
 
 
 @pytest.mark.parametrize("damage", [b"", b"junk", b"stoker tree cache 1 00000000\n{}", None])

@@ -250,6 +250,8 @@ def test_a_task_without_a_launcher_inside(made: ContainerTasks) -> None:
         ({"launcher": "none"}, "`launcher` needs an image here"),
         ({"python": "/usr/bin/python3"}, "`python` needs an image here"),
         ({"resources": {"shm": "4Ti"}}, "`resources.shm` needs an image here"),
+        ({"inputs": {"d": "file:///no/such/place"}}, "there is no /no/such/place on this machine"),
+        ({"image": "x", "launcher": "none", "inputs": {"d": "file:///usr"}}, "`inputs` needs the launcher"),
         ({"image": "x", "launcher": "none", "setup": "make"}, "`setup` needs the launcher"),
         ({"image": "x", "launcher": "none", "python": "/p"}, "`python` needs the launcher"),
         ({"image": "x", "resources": {"gpu": 1}}, "podman cannot assign GPUs here"),
@@ -262,11 +264,24 @@ def test_refused(made: ContainerTasks, job: dict[str, Any], words: str) -> None:
     assert caught.value.hint and caught.value.details["key"]
 
 
+def test_mounts_without_an_image_have_a_way(made: ContainerTasks) -> None:
+    job = Job.from_json({"run": "x", "mounts": {"/data": "/usr"}})
+    with pytest.raises(Refused, match="`mounts` needs an image here") as caught:
+        made.refuse(job)
+    assert "file:///PATH" in str(caught.value.hint) and "ln -s" in str(caught.value.hint)
+
+
+def test_the_inputs_of_a_container_are_read_only() -> None:
+    job = Job.from_json({"run": "x", "image": "y", "inputs": {"d": "file:///data/set"}})
+    assert tasks._binds(job, "/task") == [("/data/set", "/stoker/inputs/d", "ro")]
+
+
 def test_not_refused(made: ContainerTasks) -> None:
     made._runtime = replace(PODMAN, cdi=frozenset({"GPU-a"}))
     for job in (
         {},
         {"resources": {"shm": "1Mi"}},
+        {"inputs": {"d": "file:///usr/"}},
         {"image": "x", "python": "/p", "resources": {"gpu": 1, "shm": "9Gi"}},
     ):
         made.refuse(Job.from_json({"run": "x", **job}))

@@ -61,6 +61,12 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
         "pvc://",
         "inputs.d",
     ),
+    (
+        {"run": "x", "image": "i", "inputs": {"d": "file:///data/x"}},
+        "/data/x of one machine",
+        "pvc://",
+        "inputs.d",
+    ),
     ({"run": "x", "image": "i", "inputs": {"d": "s3://bucket/x"}}, "cannot be brought", "pvc://", "inputs.d"),
     (
         {"run": "x", "image": "i", "inputs": {"d": "pvc://Not_A_Claim"}},

@@ -14,6 +14,7 @@ import pytest
 from stoker.client import ship
 from stoker.client.tree import Changed, Scan, scan
 from stoker.errors import BlobDamaged, Conflict, SpecError, TooLarge
+from stoker.spec.folder_extras import FolderExtras
 from stoker.spec.tree import Tree, TreeFile
 from support.blobs import place, stored
 
@@ -133,7 +134,7 @@ def test_submitting_uploads_only_when_it_must(rig: Any, tmp_path: Path) -> None:
     sent: list[str] = []
 
     def submit() -> dict[str, Any]:
-        def send(digest: str) -> dict[str, Any]:
+        def send(digest: str, extras: FolderExtras) -> dict[str, Any]:
             sent.append(digest)
             return rig.client.submit(key=f"k{len(sent)}", job={"name": "x"}, code=digest)
 

@@ -278,12 +278,17 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     (
         "run: python train.py\ninputs: {d: ./data}\n",
         'stoker.yaml:2: inputs.d: "./data" is not an input',
-        "Write `data://NAME@VERSION`, `s3://BUCKET/PATH` or `pvc://CLAIM`.",
+        "Write `data://NAME@VERSION`, `s3://BUCKET/PATH`, `pvc://CLAIM` or `file:///PATH`.",
     ),
     (
         "run: python train.py\ninputs: {d: s4://bucket/x}\n",
         'stoker.yaml:2: inputs.d: "s4://bucket/x" has an unknown scheme',
-        "Write `data://NAME@VERSION`, `s3://BUCKET/PATH` or `pvc://CLAIM`.",
+        "Write `data://NAME@VERSION`, `s3://BUCKET/PATH`, `pvc://CLAIM` or `file:///PATH`.",
+    ),
+    (
+        "run: python train.py\ninputs: {d: 'file://data'}\n",
+        'stoker.yaml:2: inputs.d: "file://data" is not a path of this machine',
+        "Write it in full and without colons, as in `file:///data/mnist`.",
     ),
     (
         "run: python train.py\ninputs: {a-b: data://x, a_b: data://y}\n",

@@ -6,10 +6,14 @@ from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command
 from stoker.cli.rendering import tables, terminal
+from stoker.client import unshipped
 
 
 def why(ctx: Context, *, run: str, as_json: bool) -> int:
     answer = on_run(ctx, run, ctx.client.why)
+    evidence = (answer.get("facts") or {}).get("evidence") or {}
+    if answer["state"] == "failed" and unshipped.missing_path(evidence.get("last_lines") or []):
+        answer = {**answer, "hint": unshipped.explain(ctx.client.run(answer["run"])) or answer.get("hint")}
     if as_json:
         ctx.json(answer)
         return 0

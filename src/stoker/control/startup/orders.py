@@ -11,6 +11,8 @@ from stoker.engine.base import Surroundings
 from stoker.frameworks.base import TaskCommand
 from stoker.frameworks.commands import python_call
 from stoker.spec import Job, setup_inputs
+from stoker.spec.folder_extras import FolderExtras
+from stoker.spec.names import input_path
 from stoker.spec.roles import RoleTasks
 from stoker.spec.tree import Tree
 from stoker.store.rows import RunRow
@@ -35,6 +37,7 @@ def run_order(
     resume_from: str | None,
 ) -> Order:
     """`job`: as the task's role sees it."""
+    extras = FolderExtras.of(run.record) if run.code is not None else FolderExtras()
     return Order(
         seq=seq,
         generation=generation,
@@ -51,6 +54,8 @@ def run_order(
         setup=dict(setup) if setup else None,
         threads=threads,
         resume_from=resume_from,
+        folders=list(extras.folders),
+        links=dict(extras.links) if around.here else {},
     )
 
 
@@ -113,8 +118,10 @@ def environment(run: RunRow, job: Job, around: Surroundings) -> dict[str, str]:
         env.setdefault("PATH", _FALLBACK_PATH)
     if around.inputs and job.inputs:
         env["STOKER_INPUTS"] = around.inputs
-        for name in job.inputs:
-            env[f"STOKER_INPUT_{name.upper().replace('-', '_')}"] = f"{around.inputs}/{name}"
+    for name, uri in job.inputs.items():
+        place = f"{around.inputs}/{name}" if around.inputs else input_path(uri)
+        if place is not None:
+            env[f"STOKER_INPUT_{name.upper().replace('-', '_')}"] = place
     env.update(job.env)
     return env
 

@@ -11,6 +11,7 @@ from stoker.engine.kubernetes.manifests import template
 from stoker.engine.kubernetes.manifests.volumes import claim_of
 from stoker.errors import Refused
 from stoker.spec import Job, refuse_unsupported
+from stoker.spec.names import input_path
 
 _CLAIM = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 
@@ -41,6 +42,12 @@ def refuse(job: Job, config: ClusterConfig, cluster: str) -> None:
 
 def _refuse_input(name: str, uri: str, config: ClusterConfig) -> None:
     key = {"key": f"inputs.{name}"}
+    if (path := input_path(uri)) is not None:
+        raise Refused(
+            f"the input {name} is {path} of one machine, which is not on a cluster",
+            hint="Put it on a volume of the cluster and write `pvc://CLAIM/PATH`.",
+            details=key,
+        )
     if not uri.startswith("pvc://"):
         raise Refused(
             f"the input {name} ({uri}) cannot be brought to a cluster yet",

@@ -19,7 +19,7 @@ from stoker.engine.change_feed import Key
 from stoker.engine.local import doctor
 from stoker.engine.local import shell as shell_commands
 from stoker.engine.local.containers.runtime import ImageUnavailable
-from stoker.engine.local.containers.tasks import ContainerTasks
+from stoker.engine.local.containers.tasks import INPUTS, ContainerTasks
 from stoker.engine.local.host import capacity as host_capacity
 from stoker.engine.local.host import cgroups, processes
 from stoker.engine.local.host import resize as resizing
@@ -96,7 +96,9 @@ class LocalEngine:
 
     def surroundings(self, job: Job) -> Surroundings:
         """Images are read from the local runtime: no registry needs to have them."""
-        return Surroundings(inherit=job.image is not None)
+        if job.image is not None:
+            return Surroundings(inherit=True, inputs=INPUTS)
+        return Surroundings(here=True)
 
     async def capacity(self) -> Sequence[Node]:
         await self._ready()

@@ -2,6 +2,7 @@
 
 execution          one order, as a state machine
 spawn              starts a process: environment, fork, exec
+folder_extras      links out of the working folder, empty folders
 process_group      the main processes of a body
 process_tree       finds and ends all processes of a body
 exit_reason        how a body ended

@@ -38,7 +38,7 @@ def submit(request: Request, body: Submission) -> JsonAnswer:
         job=body.job,
         code=body.code,
         secrets=body.secrets,
-        record=body.record,
+        record=body.recorded(),
         user=services.user,
     )
     return JsonAnswer(views.show(services, row), 201 if created else 200)
@@ -48,7 +48,7 @@ def submit(request: Request, body: Submission) -> JsonAnswer:
 def check(request: Request, body: Submission) -> JsonAnswer:
     redactor.hide(body.secrets.values())
     answer = services_of(request).controller.check(
-        job=body.job, code=body.code, secrets=body.secrets, record=body.record
+        job=body.job, code=body.code, secrets=body.secrets, record=body.recorded()
     )
     return JsonAnswer(answer)
 

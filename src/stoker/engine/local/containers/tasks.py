@@ -29,10 +29,13 @@ from stoker.engine.local.tasks.registry import LocalTask
 from stoker.errors import EngineError, EngineUnavailable, Refused
 from stoker.settings import Settings
 from stoker.spec import Job
+from stoker.spec.names import input_path
 from stoker.task.formats import TaskInfo
 
 log = logging.getLogger(__name__)
 
+INPUTS = "/stoker/inputs"
+"""Where a container has its inputs, each under its name; as in a pod."""
 INSTALL = "Install podman, or leave `image` out to run in this Python environment."
 ENDING = 5.0
 """Seconds that a runtime may take to notice that a container ended."""
@@ -83,6 +86,7 @@ class ContainerTasks:
 
     def refuse(self, job: Job) -> None:
         """Refuse what a job requests of containers and this machine cannot do."""
+        _refuse_inputs(job)
         if job.image is None:
             _refuse_without(job)
             return
@@ -325,12 +329,32 @@ def _settle(runtime: Runtime, known: LocalTask, records: TaskRecords) -> bool:
 
 
 def _binds(job: Job, directory: str) -> list[tuple[str, str, str]]:
-    """The job's mounts. Scratch folders are in the task directory and removed with it."""
+    """The job's mounts and inputs. Scratch folders are in the task directory and removed with it."""
     found = []
     for number, (inside, source) in enumerate(job.mounts.items()):
         outside = f"{directory}/scratch-{number}" if source == "empty" else source.removesuffix(":ro")
         found.append((outside, inside, "ro" if source.endswith(":ro") else "rw"))
+    for name, uri in job.inputs.items():
+        if (path := input_path(uri)) is not None:
+            found.append((path, f"{INPUTS}/{name}", "ro"))
     return found
+
+
+def _refuse_inputs(job: Job) -> None:
+    for name, uri in job.inputs.items():
+        path = input_path(uri)
+        if path is not None and not Path(path).exists():
+            raise Refused(
+                f"there is no {path} on this machine, for the input {name}",
+                hint="Check the path; it is written in full.",
+                details={"key": f"inputs.{name}"},
+            )
+    if job.inputs and job.launcher == "none":
+        raise Refused(
+            "`inputs` needs the launcher on this machine, and the job says `launcher: none`",
+            hint="Leave out `inputs`, or `launcher: none`.",
+            details={"key": "inputs"},
+        )
 
 
 def _refuse_mounts(job: Job) -> None:
@@ -371,5 +395,10 @@ def _refuse_without(job: Job) -> None:
     if found[0] == "resources.shm":
         hint = (
             "Make /dev/shm bigger (mount -o remount,size=...), or name an image: its container has its own."
+        )
+    if found[0] == "mounts":
+        hint = (
+            "Without an image a run sees the files of this machine: link the folder into the working folder (ln -s), "
+            "or name it with --input NAME=file:///PATH."
         )
     raise Refused(f"`{found[0]}` needs an image here", hint=hint, details={"key": found[0], "keys": found})
