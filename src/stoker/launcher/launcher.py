@@ -158,8 +158,8 @@ class Launcher:
         readers: List[Optional[int]] = [] if resting else list(self.log.streams)
         if self.running is not None:
             readers.append(self._scanner.fileno())
-            # In its setup a body is not started yet, which is safe only without threads.
-            readers.append(self._guard.fileno() if self._guard and self.running.stage == "body" else None)
+            # Processes are still to be started before, which is safe only without threads.
+            readers.append(self._guard.fileno() if self._guard and self.running.started else None)
         return [fd for fd in readers if fd is not None]
 
     def _timeout(self, now: float) -> float:
@@ -170,7 +170,7 @@ class Launcher:
                 wait = 0.0
             if wait is not None:
                 waits.append(wait)
-            guard_due = self._guard_due if self.running.stage == "body" else None
+            guard_due = self._guard_due if self.running.started else None
             for due in (self._scanner_due, guard_due, self.records.status_due, self._report_scans_at):
                 if due is not None:
                     waits.append(due - now)
@@ -230,7 +230,7 @@ class Launcher:
             self._scanner_due = self.records.status_due = now
         if self._scanner_due is not None and now >= self._scanner_due:
             self._scan(now)
-        if self._guard_due is not None and now >= self._guard_due and running.stage == "body":
+        if self._guard_due is not None and now >= self._guard_due and running.started:
             self._guard_folder(now)
         phase = "stopping" if running.stopping else _PHASES.get(running.stage, self.status.phase)
         changed = (phase, running.pid) != (self.status.phase, self.status.pid)

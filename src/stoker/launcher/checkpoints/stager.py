@@ -68,8 +68,8 @@ class StagingJob:
     """Whether large files are hashed too. Not needed where the server takes these files directly, because it hashes them."""
     plain: bool = False
     """A copy for this task directory alone: it is neither hashed nor synced."""
-    spare: int = HEADROOM
-    """Bytes that the copy leaves free on the disk."""
+    spare: int = 0
+    """Bytes that the copy leaves free on the disk, beyond `HEADROOM`."""
     reuse: Mapping[str, Tuple[snapshot.State, str]] = field(default_factory=dict)
     """By path: the state of a file in an earlier copy, and where that copy is. A file in this state is linked to it."""
     patient: bool = True
@@ -215,7 +215,7 @@ def _check_room(job: StagingJob, signature: snapshot.Signature) -> None:
     room = os.statvfs(os.path.dirname(job.target))
     free = room.f_bavail * room.f_frsize
     need = sum(member.size for member in signature if not _is_reusable(job, member))
-    if free < need + job.spare and not _can_reflink(job, signature):
+    if free < need + HEADROOM + job.spare and not _can_reflink(job, signature):
         raise OSError(errno.ENOSPC, f"{need} bytes are needed and {free} are free", job.target)
 
 

@@ -11,7 +11,7 @@ from stoker.launcher.checkpoints.scan_state import key_of
 from stoker.launcher.folder import decisions, listing, repair, units
 from stoker.launcher.folder.guard_state import GuardState
 from stoker.launcher.folder.units import Unit
-from stoker.launcher.folder.versions import Version, Versions
+from stoker.launcher.folder.versions import LINK, Version, Versions
 from stoker.launcher.verify import verify
 from stoker.task import formats, layout
 
@@ -58,7 +58,8 @@ class Aftermath:
                 continue
             whole = self._verdict(suspect)
             version = self._version(suspect.unit)
-            facts = decisions.Facts(suspect.unit, suspect.settled, whole, version is not None)
+            replaced = version is not None and version.how == LINK and not self._is_same(version, suspect)
+            facts = decisions.Facts(suspect.unit, suspect.settled, whole, version is not None, replaced)
             what = decisions.decide(facts, violent=violent)
             if what == decisions.PUT_BACK and version is not None:
                 back.append({"path": suspect.unit.path, "written_at": version.written_at})
@@ -77,8 +78,9 @@ class Aftermath:
         found = []
         for unit in changed:
             files = listing.signature(self._root, unit)
-            if files:
-                settled = self._state.settled.get(unit.path) == key_of(files)
+            key = key_of(files)
+            if files and (self._state.rebooted or self._state.renamed.get(unit.path) != key):
+                settled = self._state.settled.get(unit.path) == key
                 found.append(Suspect(unit, files, settled, max(file.mtime_ns for file in files) / 1e9))
         last = max((suspect.written_at for suspect in found), default=0.0) - decisions.RECENT
         recent = [
@@ -121,6 +123,10 @@ class Aftermath:
             if _verify(source, above, name, [str(file[0]) for file in version.files]):
                 return version
         return None
+
+    def _is_same(self, version: Version, suspect: Suspect) -> bool:
+        """Whether these are the inodes that were linked. A write in place does not change them."""
+        return {file[1] for file in version.files} == {file.ino for file in suspect.files}
 
     def _damaged(self, suspect: Suspect) -> List[str]:
         """What is set aside of a torn unit."""

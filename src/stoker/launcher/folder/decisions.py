@@ -28,6 +28,8 @@ class Facts(NamedTuple):
     """What its format proves; None: neither."""
     version: bool
     """There is a complete version."""
+    replaced: bool = False
+    """It was renamed into place before, and is another file since: probably by another rename."""
 
 
 def decide(facts: Facts, *, violent: bool) -> str:
@@ -36,6 +38,8 @@ def decide(facts: Facts, *, violent: bool) -> str:
     if facts.whole is False:
         return PUT_BACK if facts.version else TORN
     if facts.settled or not violent:
+        return STAYS
+    if facts.whole is None and facts.replaced:
         return STAYS
     # Each file of a set can be whole, and yet they are of different saves.
     if facts.whole and not (unit.kind == units.SET and facts.version):

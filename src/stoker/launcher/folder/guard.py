@@ -157,6 +157,10 @@ class FolderGuard:
         self._stager.close()  # The owner may fork next, which is safe only without threads.
         report: Report = None
         if violent or failed:
+            for one in self._changes.values():
+                if one.pending and one.renamed:
+                    key = key_of(listing.signature(self._root, one.unit))
+                    self._state.settle(one.unit.path, key, renamed=True)
             recent = now - decisions.RECENT
             changed = [
                 one.unit
@@ -299,7 +303,7 @@ class FolderGuard:
     def _settle(self, change: Changes, files: snapshot.Signature, now: float) -> None:
         unit, key, renamed = change.unit, key_of(files), change.renamed
         rewritten = unit.path in self._state.settled or self._versions.has(unit.path)
-        self._state.settle(unit.path, key)
+        self._state.settle(unit.path, key, renamed=renamed)
         wanted = self._admission.admits(unit, rewritten=rewritten) and not self._versions.holds(
             unit.path, key
         )
@@ -369,7 +373,7 @@ class FolderGuard:
             target=self._versions.target(number) + ".tmp",
             number=number,
             plain=True,
-            spare=max(stager.HEADROOM, sum(file.size for file in files)),
+            spare=sum(file.size for file in files),
             reuse=self._versions.reusable(change.unit.path),
             patient=change.patient,
             version=change.version,

@@ -37,6 +37,8 @@ class GuardState:
         """When it began, in nanoseconds by the clock of the file system."""
         self.settled: Dict[str, str] = {}
         """By unit: its state when it last settled in this generation."""
+        self.renamed: Dict[str, str] = {}
+        """By unit: its state when it was renamed into place, so that it cannot be torn."""
         self.versions: Dict[int, Dict[str, Any]] = {}
         """Records of the versions, by number."""
 
@@ -49,18 +51,17 @@ class GuardState:
     def begin(self, generation: int) -> None:
         """Record the start of a generation. Raises OSError: then the folder is not guarded."""
         os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-        self.generation, self.settled, self.rebooted = generation, {}, False
+        self.generation, self.rebooted = generation, False
+        self.settled, self.renamed = {}, {}
         self.since = self._now()
         self._rewrite()
 
-    def settle(self, path: str, key: str) -> None:
+    def settle(self, path: str, key: str, *, renamed: bool = False) -> None:
         """`key`: '' for a unit that has turned out not to be complete."""
         if self.settled.get(path) != key:
-            self.settled.pop(path, None)
-            self.settled[path] = key
-            if len(self.settled) > _MOST_SETTLED:
-                del self.settled[next(iter(self.settled))]
-            self._append({"k": "settled", "path": path, "key": key})
+            fact = {"k": "settled", "path": path, "key": key, "renamed": renamed}
+            self._settled(fact)
+            self._append(fact)
 
     def version(self, record: Dict[str, Any]) -> None:
         self.versions[int(record["number"])] = record
@@ -86,15 +87,27 @@ class GuardState:
             self.generation = fact["generation"]
             self.since = int(fact.get("since") or 0)
             self.rebooted = fact.get("boot") != boot_id()
-            self.settled = {}
+            self.settled, self.renamed = {}, {}
         elif kind == "settled":
-            self.settled[str(fact.get("path"))] = str(fact.get("key"))
+            self._settled(fact)
         elif kind == "version" and type(fact.get("number")) is int:
             self.versions[fact["number"]] = fact
         elif kind == "dropped":
             self.versions.pop(fact.get("number", -1), None)
         elif kind == "finished":
             self.generation = None
+
+    def _settled(self, fact: Dict[str, Any]) -> None:
+        path, key = str(fact.get("path")), str(fact.get("key"))
+        for known in (self.settled, self.renamed):
+            known.pop(path, None)
+        self.settled[path] = key
+        if fact.get("renamed"):
+            self.renamed[path] = key
+        if len(self.settled) > _MOST_SETTLED:
+            oldest = next(iter(self.settled))
+            del self.settled[oldest]
+            self.renamed.pop(oldest, None)
 
     def _facts(self) -> List[Dict[str, Any]]:
         """All that is known, as few records."""
@@ -103,7 +116,8 @@ class GuardState:
             facts.append(
                 {"k": "begin", "generation": self.generation, "since": self.since, "boot": boot_id()}
             )
-        facts += [{"k": "settled", "path": path, "key": key} for path, key in self.settled.items()]
+        for path, key in self.settled.items():
+            facts.append({"k": "settled", "path": path, "key": key, "renamed": path in self.renamed})
         return facts + [{**record, "k": "version"} for record in self.versions.values()]
 
     def _rewrite(self) -> None:
