@@ -70,7 +70,7 @@ class Aftermath:
         self._journal(self._entry(PLAN, back, torn))
         back = [item for item in back if self._put_back(item)]
         torn = [path for path in torn if repair.set_aside(self._root, path)]
-        entry = self._entry(DONE, back[:NAMED], torn[:NAMED])
+        entry = {**self._entry(DONE, back[:NAMED], torn[:NAMED]), "violent": violent}
         self._journal(entry)
         return entry
 
