@@ -6,6 +6,7 @@ salvage   for a task's part of a shared volume, where the machine with the rest 
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Iterable
 
