@@ -10,6 +10,7 @@ lease         how long a task goes on without contact
 process/      the body: started, stopped, ended with its whole tree
 telemetry/    logs, usage, hangs
 checkpoints/  finds finished checkpoints
+folder/       puts torn files of the working folder back
 verify/       whether a file's format proves that it is whole
 warm_start/   standby processes for the next generation
 forkserver/   starts launchers quickly; guardian

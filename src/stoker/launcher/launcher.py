@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from stoker.launcher import lease, task_files
 from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.launcher.event_loop import EventLoop
+from stoker.launcher.folder.guard import FolderGuard, folder_of
 from stoker.launcher.lease import Lease
 from stoker.launcher.process import container_env, exit_reason, folder_extras
 from stoker.launcher.process.execution import Execution
@@ -112,6 +113,11 @@ class Launcher:
         """When to report the number of finished scans; None: no other task waits for them."""
         self._began = 0.0
         self._scan_error = ""
+        folder = folder_of(directory, self.info)
+        self._guard: Optional[FolderGuard] = None
+        if folder is not None:
+            self._guard = FolderGuard(directory, folder, self.records.append, near=self.info.near)
+        self._guard_due: Optional[float] = None
         self._has_code: Optional[bool] = None
         """Whether code was shipped. Determined at the first order, because a setup may leave files there later."""
         self._standbys = StandbyPool(self.tree, bundle)
@@ -128,6 +134,8 @@ class Launcher:
             self._update()
         self.log.close()
         self._scanner.close()
+        if self._guard is not None:
+            self._guard.close()
         return 0
 
     def kill_all(self) -> None:
@@ -147,9 +155,12 @@ class Launcher:
         resting = (
             now < self.log.throttled_until and self.running is not None and self.running.stage != "draining"
         )
-        readers = [] if resting else list(self.log.streams)
-        scanner = self._scanner.fileno() if self.running is not None else None
-        return readers if scanner is None else [*readers, scanner]
+        readers: List[Optional[int]] = [] if resting else list(self.log.streams)
+        if self.running is not None:
+            readers.append(self._scanner.fileno())
+            # Processes are still to be started before, which is safe only without threads.
+            readers.append(self._guard.fileno() if self._guard and self.running.started else None)
+        return [fd for fd in readers if fd is not None]
 
     def _timeout(self, now: float) -> float:
         waits = [self._loop.poll_at - now]
@@ -159,7 +170,8 @@ class Launcher:
                 wait = 0.0
             if wait is not None:
                 waits.append(wait)
-            for due in (self._scanner_due, self.records.status_due, self._report_scans_at):
+            guard_due = self._guard_due if self.running.started else None
+            for due in (self._scanner_due, guard_due, self.records.status_due, self._report_scans_at):
                 if due is not None:
                     waits.append(due - now)
         due = self.log.due()
@@ -184,6 +196,8 @@ class Launcher:
             self.log.drain(source)
         elif source == self._scanner.fileno():
             self._scanner_due = time.monotonic()
+        elif self._guard is not None and source == self._guard.fileno():
+            self._guard_due = time.monotonic()
 
     def _update(self) -> None:
         """After every wake-up: processes that have ended, deadlines that are due, writes that failed before."""
@@ -216,6 +230,8 @@ class Launcher:
             self._scanner_due = self.records.status_due = now
         if self._scanner_due is not None and now >= self._scanner_due:
             self._scan(now)
+        if self._guard_due is not None and now >= self._guard_due and running.started:
+            self._guard_folder(now)
         phase = "stopping" if running.stopping else _PHASES.get(running.stage, self.status.phase)
         changed = (phase, running.pid) != (self.status.phase, self.status.pid)
         if changed or running.sampler.usage != self.status.usage:
@@ -241,8 +257,30 @@ class Launcher:
             # As above. The ending must be recorded even if the last checkpoint cannot be staged.
             self._report_scan_error(exc)
 
-    def _report_scan_error(self, exc: OSError) -> None:
-        message = f"checkpoints cannot be scanned: {exc}"
+    def _guard_folder(self, now: float) -> None:
+        assert self._guard is not None
+        try:
+            self._guard_due = self._guard.poll(now)
+        except OSError as exc:
+            self._report_scan_error(exc, "the working folder cannot be watched")
+            self._guard_due = now + RETRY
+
+    def _repair_folder(self, ending: Optional[Ending], violent: bool) -> None:
+        """Put torn files back. `ending`: None for a body of an earlier launcher."""
+        if self._guard is None:
+            return
+        self._guard_due = None
+        try:
+            if ending is None:
+                self._guard.recover()
+            else:
+                self._guard.finish(violent, failed=(ending.kind, ending.code) != ("exit", 0))
+        except OSError as exc:
+            # The ending must be recorded even if the folder cannot be repaired.
+            self._report_scan_error(exc, "the working folder cannot be repaired")
+
+    def _report_scan_error(self, exc: OSError, what: str = "checkpoints cannot be scanned") -> None:
+        message = f"{what}: {exc}"
         if message != self._scan_error:
             self._scan_error = message
             self.log.say(message)
@@ -255,6 +293,7 @@ class Launcher:
         if unfinished is not None:
             self._scanner.begin(int(unfinished.get("generation", 0)))
             self._finish_scan(True)
+            self._repair_folder(None, True)
             memory = self._memory(task_files.read_json(os.path.join(self.directory, layout.STATUS)) or {})
             self._record(exit_reason.lost(unfinished, time.time(), memory))
         elif self.journal.ended is not None:
@@ -353,6 +392,7 @@ class Launcher:
             return
         if self._has_code is None:
             self._has_code = has_code(code)
+        self._begin_guard(order)
         self.log.forget()
         running = self.running = Execution(
             self.directory,
@@ -373,6 +413,16 @@ class Launcher:
         self._report_scans_at = None if order.scan_every is None else now + order.scan_every
         self._began = now
         running.start()
+
+    def _begin_guard(self, order: Order) -> None:
+        self._guard_due = None
+        if self._guard is None or not self._has_code:
+            return
+        try:
+            self._guard.begin(order.generation)
+            self._guard_due = time.monotonic()
+        except OSError as exc:
+            self._report_scan_error(exc, "the working folder cannot be watched")
 
     def _order_stop(self, order: Order) -> None:
         self.seq = order.seq
@@ -442,6 +492,7 @@ class Launcher:
             self._standbys.drop()
         self._scanner_due = self._report_scans_at = None
         self._finish_scan(running.violent)
+        self._repair_folder(running.ending, running.violent)
         self.status.usage = running.ending.usage = dict(running.sampler.usage)
         segments = self.log.segments
         running.ending.log_dropped, running.ending.log_dropped_lines = (

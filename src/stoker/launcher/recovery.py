@@ -6,16 +6,20 @@ salvage   for a task's part of a shared volume, where the machine with the rest 
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Iterable
 
 from stoker.launcher.checkpoints.scan_state import CARRIED
 from stoker.launcher.checkpoints.scanner import Scanner
+from stoker.launcher.folder.guard import FolderGuard, folder_of
 from stoker.launcher.journal import Journal
 from stoker.launcher.process import exit_reason
-from stoker.launcher.task_files import take_lock
+from stoker.launcher.task_files import read_json, take_lock
 from stoker.linux.descriptors import Closing
+from stoker.task import layout
 from stoker.task.directory import StillHeld
+from stoker.task.formats import TaskInfo
 
 SALVAGE_NUMBERS = 500_000_000
 """Copies made by `salvage` have larger numbers. A task that was given up, but still runs, may use smaller ones meanwhile."""
@@ -24,7 +28,8 @@ PATIENCE = 10.0
 
 
 def collect(directory: str, generation: int, *, patience: float = PATIENCE) -> None:
-    """Journal the complete checkpoints, and `lost` for a body without an ending.
+    """Journal the complete checkpoints, put torn files of the working folder back, and journal `lost` for a body without an
+    ending.
 
     Idempotent; it may be killed at any point. Raises StillHeld when a launcher is alive after all.
     """
@@ -39,6 +44,7 @@ def collect(directory: str, generation: int, *, patience: float = PATIENCE) -> N
         journal = Journal(directory)
         try:
             _scan(directory, journal, generation)
+            _repair(directory, journal)
             unfinished = journal.unfinished
             if unfinished is not None:
                 journal.append({"k": "ended", **exit_reason.lost(unfinished, time.time()).to_json()})
@@ -60,6 +66,22 @@ def salvage(directory: str, generation: int, carried: Iterable[int]) -> None:
         _scan(directory, journal, generation)
     finally:
         journal.close()
+
+
+def _repair(directory: str, journal: Journal) -> None:
+    """Put torn files of the working folder back, where the launcher would have done so."""
+    raw = read_json(os.path.join(directory, layout.TASK))
+    try:
+        folder = folder_of(os.path.abspath(directory), TaskInfo.from_json(raw)) if raw else None
+    except TypeError:  # user code has changed it
+        return
+    if folder is None:
+        return
+    guard = FolderGuard(directory, folder, journal.append)
+    try:
+        guard.recover()
+    finally:
+        guard.close()
 
 
 def _scan(directory: str, journal: Journal, generation: int) -> None:

@@ -42,6 +42,7 @@ JUNK = (
     "*.incomplete",
     "*.crdownload",
     "*.aria2",
+    "*.torn",
     "**/wandb/latest-run",
     "**/wandb/debug*.log",
 )

@@ -89,6 +89,8 @@ class TaskInfo(Record):
     """The server reads checkpoints directly from this directory and hashes them: the launcher does not hash large files."""
     common: Optional[str] = None
     """The directory that the tasks of its attempt share on this machine (`layout.COMMON`)."""
+    guards: bool = False
+    """Its launcher puts back torn files of the working folder. One launcher of each folder does."""
     exclusive: bool = False
     """The task may be replaced once its lease is over, so the launcher must end by then without any delay."""
     format: int = FORMAT

@@ -17,6 +17,8 @@ code/             courier     the working directory, placed before the first ord
 checkpoints/G/    training    STOKER_CHECKPOINT_DIR of generation G
 staged/NNNNNN/    launcher    a committed checkpoint, copied and verified, ready for the server
 staged/scan.jsonl launcher    the scanner's state, for the scanner of the next launcher
+versions/NNNNNN/  launcher    a settled state of a file in code/, put back if a later write is torn
+versions/folder.jsonl launcher what was seen of code/, for the next launcher
 staged/.sums.jsonl server     hashes of files that the server took and the launcher had not hashed
 output/           training    STOKER_OUTPUT_DIR
 stacks/G-N.txt    launcher    stacks of the processes of a silent body of generation G, the Nth time
@@ -57,6 +59,8 @@ COMMON = ".common"
 CHECKPOINTS = "checkpoints"
 STAGED = "staged"
 SCAN = "staged/scan.jsonl"
+VERSIONS = "versions"
+GUARD = "versions/folder.jsonl"
 SUMS = "staged/.sums.jsonl"
 OUTPUT = "output"
 STACKS = "stacks"
@@ -116,6 +120,10 @@ def checkpoints(generation: int) -> str:
 
 def staged(number: int) -> str:
     return f"{STAGED}/{number:06d}"
+
+
+def version(number: int) -> str:
+    return f"{VERSIONS}/{number:06d}"
 
 
 def stacks(generation: int, number: int) -> str:

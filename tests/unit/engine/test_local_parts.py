@@ -73,6 +73,7 @@ def test_render_lists_every_file_that_will_be_written() -> None:
         "lease": None,
         "near": True,
         "common": None,
+        "guards": False,
         "exclusive": False,
         "format": 1,
     }

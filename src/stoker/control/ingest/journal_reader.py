@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker.control.ingest import refusals, tampering, validation
+from stoker.control.ingest import folder_repairs, refusals, tampering, validation
 from stoker.control.ingest.checkpoint_rows import score, transfer_row
 from stoker.control.ingest.redaction import NOTHING, Redaction
 from stoker.control.ingest.step_rate import StepRate
@@ -44,7 +44,7 @@ LARGEST_FILE = 1 << 30
 INVALID_ENTRIES = 100
 """Invalid entries after which the reading of the journal stops."""
 MOST_WARNINGS = 1000
-"""Warnings of one task's journal that become events. User code can write any number of them."""
+"""Warnings and repairs in one task's journal that become events. User code can write any number of them."""
 OURS = frozenset(
     {
         errno.ENOSPC,
@@ -334,10 +334,12 @@ class JournalReader:
         if self._invalid >= INVALID_ENTRIES:
             self._give_up(found, "not what its launcher writes")
 
-    def _warn(self, found: Intake, text: str, data: dict[str, Any] | None = None) -> None:
+    def _warn(
+        self, found: Intake, text: str, data: dict[str, Any] | None = None, kind: str = "warning"
+    ) -> None:
         self._warnings += 1
         if self._warnings <= MOST_WARNINGS:
-            found.changes.append(self._event("warning", text, data))
+            found.changes.append(self._event(kind, text, data))
         if self._warnings == MOST_WARNINGS:
             found.changes.append(
                 self._event(
@@ -389,6 +391,9 @@ class JournalReader:
             (found.seen[-1].rejected if found.seen else found.rejected).append(name)
         elif kind == "warning":
             self._warn(found, str(entry.get("message")))
+        elif kind == "folder":
+            for text in folder_repairs.said(entry, self._clean):
+                self._warn(found, text, kind="restored")
         elif kind in ("hang", "alive"):
             found.hung = validation.hung(entry, self._clean)
         elif kind == "setup":

@@ -132,6 +132,7 @@ class LocalEngine:
             if _shares_folder(attempt):
                 common = str(directories.common_of(paths[0].parent))
                 infos = [replace(info, common=common) for info in infos]
+            infos = self._with_guard(places, infos)
             seen = [attempt.seen_by(plan) for plan in attempt.tasks]
             if any(one.job is not None and one.job.image is not None for one in seen):
                 runtime = await self._container_tasks.runtime()
@@ -147,6 +148,14 @@ class LocalEngine:
                 )
             )
         return {"engine": self.name, "run": attempt.run, "attempt": attempt.number}
+
+    def _with_guard(self, places: Sequence[TaskPlace], infos: Sequence[TaskInfo]) -> list[TaskInfo]:
+        """The first task of an attempt guards its working folder. A task that is started again keeps what it had."""
+        known = {
+            task.place.task: task.info.guards for task in self._registry.of(places[0].run, places[0].attempt)
+        }
+        first = None if any(known.values()) else infos[0].task
+        return [replace(info, guards=known.get(info.task, False) or info.task == first) for info in infos]
 
     async def observe(self) -> Sequence[Observation]:
         await self._ready()

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from stoker.launcher.checkpoints import snapshot
 from stoker.launcher.verify import verify
@@ -66,6 +66,12 @@ class StagingJob:
     """Content of the last staged version."""
     hashed: bool = True
     """Whether large files are hashed too. Not needed where the server takes these files directly, because it hashes them."""
+    plain: bool = False
+    """A copy for this task directory alone: it is neither hashed nor synced."""
+    spare: int = 0
+    """Bytes that the copy leaves free on the disk, beyond `HEADROOM`."""
+    reuse: Mapping[str, Tuple[snapshot.State, str]] = field(default_factory=dict)
+    """By path: the state of a file in an earlier copy, and where that copy is. A file in this state is linked to it."""
     patient: bool = True
     """Whether the copy may be throttled. Not if the source changed before its last copy was complete."""
     stale: bool = False
@@ -196,7 +202,8 @@ def _stage(job: StagingJob, pause: idle_throttle.Pause) -> StagingOutcome:
         return StagingOutcome(job, "rejected" if job.suspect else "unproven", reason, before, content)
     if job.pointer is not None:
         files.append(_write_pointer(job.target, *job.pointer))
-    sync_tree(job.target)
+    if not job.plain:
+        sync_tree(job.target)
     return StagingOutcome(job, "staged", signature=before, content=content, files=files)
 
 
@@ -209,8 +216,8 @@ def _check_room(job: StagingJob, signature: snapshot.Signature) -> None:
     """Refuse a copy for which the disk has too little space, unless a reflink is possible."""
     room = os.statvfs(os.path.dirname(job.target))
     free = room.f_bavail * room.f_frsize
-    need = sum(member.size for member in signature)
-    if free < need + HEADROOM and not _can_reflink(job, signature):
+    need = sum(member.size for member in signature if not _is_reusable(job, member))
+    if free < need + HEADROOM + job.spare and not _can_reflink(job, signature):
         raise OSError(errno.ENOSPC, f"{need} bytes are needed and {free} are free", job.target)
 
 
@@ -221,7 +228,7 @@ def _can_reflink(job: StagingJob, signature: snapshot.Signature) -> bool:
         with Closing(snapshot.open_file(root, max(signature, key=lambda member: member.size).path)) as source:
             target = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                return _reflink(source, target)
+                return reflink(source, target)
             finally:
                 os.close(target)
                 os.unlink(probe)
@@ -242,6 +249,10 @@ def _copy_all(
                 return None
             target = os.path.join(job.target, member.path)
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+            if _is_reusable(job, member):
+                os.link(job.reuse[member.path][1], target, follow_symlinks=False)
+                files.append(formats.CheckpointFile(member.path, member.size, "", member.mode).to_json())
+                continue
             with Closing(snapshot.open_file(root, member.path)) as source:
                 if not _unchanged(source, member):
                     return None
@@ -258,6 +269,14 @@ def _copy_all(
         return files
 
 
+def _is_reusable(job: StagingJob, member: snapshot.FileState) -> bool:
+    return member.path in job.reuse and job.reuse[member.path][0] == (
+        member.ino,
+        member.size,
+        member.mtime_ns,
+    )
+
+
 def _unchanged(fd: int, member: snapshot.FileState) -> bool:
     info = os.fstat(fd)
     return (info.st_ino, info.st_size, info.st_mtime_ns) == (member.ino, member.size, member.mtime_ns)
@@ -267,9 +286,10 @@ def _copy(
     source: int, target: str, member: snapshot.FileState, job: StagingJob, pause: idle_throttle.Pause
 ) -> str:
     """Copy one file. Returns the SHA-256 of the copy; empty where it is not needed."""
-    sha256 = hashlib.sha256() if job.hashed or member.size < direct_io.LARGE else None
+    hashed = not job.plain and (job.hashed or member.size < direct_io.LARGE)
+    sha256 = hashlib.sha256() if hashed else None
     with Closing(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as fd:
-        cloned = _reflink(source, fd)
+        cloned = reflink(source, fd)
         if sha256 is not None or not cloned:
             writer = None if cloned else direct_io.Writer(fd, member.size)
             for piece in direct_io.pieces(fd if cloned else source, member.size):
@@ -286,7 +306,7 @@ def _copy(
     return "" if sha256 is None else sha256.hexdigest()
 
 
-def _reflink(source: int, target: int) -> bool:
+def reflink(source: int, target: int) -> bool:
     try:
         import fcntl
 

@@ -113,6 +113,11 @@ class Execution:
         self._drained_by = 0.0
         self._removed = False
 
+    @property
+    def started(self) -> bool:
+        """Whether all of the body's main processes have been started, and it has not ended."""
+        return self.stage == "body" and not self._to_start
+
     def start(self) -> None:
         if self.setup is None:
             self._start_body()

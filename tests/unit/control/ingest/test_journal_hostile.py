@@ -133,6 +133,8 @@ def test_a_journal_that_was_replaced_is_said_once(task: Task, what: str) -> None
         {"k": "setup", "generation": 1, "seconds": "soon"},
         {"k": "warning", "generation": 1, "message": "\ud800" * 10_000},
         {"k": "rejected", "generation": 1, "name": "\ud800", "reason": ["x"] * 10_000},
+        {"k": "folder", "generation": 1, "put_back": [{"path": "\ud800" * 10_000}], "torn": []},
+        {"k": "folder", "generation": 1, "put_back": [7], "torn": "x"},
         {"k": ["ended"], "generation": 1},
     ],
 )
@@ -141,6 +143,16 @@ def test_false_journal_entries_are_skipped(task: Task, entry: dict[str, Any]) ->
     found = task.look()
     assert found.ending is not None and found.ending.code == 0
     assert not found.checkpoints
+
+
+def test_a_file_that_was_put_back_is_told(task: Task) -> None:
+    back = {"path": "last.pt", "written_at": 1000.0}
+    task.journal({"k": "folder-plan", "generation": 1, "put_back": [back], "torn": ["x.pt"], "at": 1003.0})
+    task.journal({"k": "folder", "generation": 1, "put_back": [back], "torn": ["x.pt"], "at": 1003.0}, ENDED)
+    events = [change.row for change in task.look().changes if isinstance(change, AddEvent)]
+    assert [event.kind for event in events] == ["restored", "restored"]
+    assert events[0].text.endswith("put back to the version written 3 s before")
+    assert events[1].text.endswith("it is set aside as x.pt.torn")
 
 
 def test_an_invalid_time(task: Task) -> None:
@@ -202,6 +214,7 @@ def test_an_entry_longer_than_one_look_is_read_whole(task: Task, monkeypatch: py
          "files": [{"path": "gone", "size": 1, "sha256": "0" * 64}]},
         {"k": "warning", "generation": 1, "message": "again"},
         {"k": "rejected", "generation": 1, "name": "x", "reason": "again"},
+        {"k": "folder", "generation": 1, "put_back": [], "torn": ["a", "b"], "at": 1.0},
     ],
 )  # fmt: skip
 def test_a_journal_that_is_flooded_makes_few_events(task: Task, entry: dict[str, Any]) -> None:

@@ -378,5 +378,6 @@ def _info(attempt: Attempt, plan: TaskPlan) -> TaskInfo:
             str(part) for part in [*(image.get("entrypoint") or ()), *(job.args or image.get("cmd") or ())]
         ],
         lease=job.lease,
+        guards=True,
         exclusive=job.exclusive,
     )
