@@ -487,6 +487,23 @@ def test_drill_reports_what_was_lost(digits: Any, invoke: Any) -> None:
     assert result.err.startswith("killed the launcher of digits-7f3k\n")
 
 
+def test_drill_of_a_script_that_goes_on_from_its_own_files(digits: Any, invoke: Any) -> None:
+    digits.runs[0]["attempts"] = [{"number": 1, "generation": 1}]
+
+    def back(run: dict[str, Any]) -> None:
+        run["attempts"].append({"number": 2, "generation": 1, "resumed_from": None})
+        run["folder"] = {"files": 2, "newest": "out/last.pt", "newest_at": time.time() - 30, "attempt": 1}
+        digits.events[run["id"]] = [{"t": NOW, "kind": "running", "text": "attempt 2 runs"}]
+
+    digits.on_drill = back
+    result = invoke("drill", "digits-7f3k")
+    assert result.code == 0
+    assert " in its working folder, newest file out/last.pt, written 30s before the kill\n" in result.out
+    assert "hint:" not in result.err
+    report = json.loads(invoke("drill", "digits-7f3k", "--json").out)
+    assert report["from_file"] is None, "its folder has nothing of the attempt that was killed now"
+
+
 def test_drill_of_a_run_that_does_not_come_back(digits: Any, invoke: Any) -> None:
     digits.on_drill = lambda run: run.update(state="failed", cause="user-error", reason="killed by SIGKILL")
     result = invoke("drill", "digits-7f3k")

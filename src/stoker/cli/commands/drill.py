@@ -207,14 +207,17 @@ def judge(
     kept_going = same and resumed
     loss_ignored = same and not resumed and _loss_ignored(after, task)
     alone = resumed and _recovered_alone(before, after, task)
+    folder = _folder(before, after) if checkpoint is None and not same else None
     lost = (
         None
-        if last_step is None or kept_going or alone
+        if last_step is None or kept_going or alone or folder is not None
         else max(0, last_step - (from_step or 0))
         if checkpoint is None or from_step is not None
         else None
     )
     since = known.get(checkpoint, {}).get("created_at") if checkpoint else _started(before)
+    if folder is not None:
+        since = folder.get("newest_at")
     lost_time = None if since is None or same or alone else max(0.0, injected_at - since)
     report = {
         "run": after["id"],
@@ -232,6 +235,7 @@ def judge(
         "generation": newest.get("generation"),
         "from_checkpoint": checkpoint,
         "from_step": from_step,
+        "from_file": folder.get("newest") if folder is not None else None,
         "last_step": last_step,
         "lost_steps": 0 if kept_going or loss_ignored else lost,
         "lost_seconds": 0.0
@@ -242,6 +246,13 @@ def judge(
     }
     report["verdict"] = _verdict(report)
     return report
+
+
+def _folder(before: Json, after: Json) -> Json | None:
+    """What the attempt before left in the working folder, if it wrote anything there."""
+    folder: Json | None = after.get("folder")
+    ours = folder is not None and folder.get("attempt") == _body(before)[0] and folder.get("newest")
+    return folder if ours else None
 
 
 def _started(run: Json) -> float | None:
@@ -257,6 +268,10 @@ def _verdict(report: Json) -> str:
     if not report["resumed"]:
         what = f": {report['reason']}" if report.get("reason") else ""
         return f"not resumed: {report['state']} after {units.duration(report['seconds'])}{what}"
+    if report["from_file"] is not None:
+        age = units.duration(report["lost_seconds"] or 0.0)
+        where = f"in its working folder, newest file {report['from_file']}, written {age} before the kill"
+        return f"resumed in {units.duration(report['seconds'])} {where}"
     if report["from_checkpoint"] is None:
         where = "from the start, because no checkpoint was there"
     elif report["from_step"] is not None:
@@ -278,7 +293,8 @@ def _verdict(report: Json) -> str:
 def _print(ctx: Context, report: Json) -> None:
     style = ("green", "bold") if report["resumed"] else ("red", "bold")
     ctx.print(f"{ctx.style('verdict', *style)}: {terminal.safe(report['verdict'])}")
-    fresh = report["from_checkpoint"] is None and not report["kept_going"] and not report["alone"]
+    found = report["from_checkpoint"] is not None or report["from_file"] is not None
+    fresh = not found and not report["kept_going"] and not report["alone"]
     if report["resumed"] and fresh:
         ctx.note(
             "\nhint: Write checkpoints to $STOKER_CHECKPOINT_DIR, and resume from $STOKER_RESUME_FROM when it is set."
@@ -321,6 +337,6 @@ COMMANDS = {
             ("stoker drill digits-7f3k --how server", ""),
         ],
         shapes="`{run, how, task, did, resumed, kept_going, alone, seconds, state, cause, reason, attempt, generation, "
-        "from_checkpoint, from_step, last_step, lost_steps, lost_seconds, verdict}`",
+        "from_checkpoint, from_step, from_file, last_step, lost_steps, lost_seconds, verdict}`",
     )
 }
