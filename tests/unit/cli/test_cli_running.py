@@ -491,7 +491,8 @@ def test_drill_of_a_script_that_goes_on_from_its_own_files(digits: Any, invoke: 
     digits.runs[0]["attempts"] = [{"number": 1, "generation": 1}]
 
     def back(run: dict[str, Any]) -> None:
-        run["attempts"].append({"number": 2, "generation": 1, "resumed_from": None})
+        number = run["attempts"][-1]["number"] + 1
+        run["attempts"].append({"number": number, "generation": 1, "resumed_from": None})
         run["folder"] = {"files": 2, "newest": "out/last.pt", "newest_at": time.time() - 30, "attempt": 1}
         digits.events[run["id"]] = [{"t": NOW, "kind": "running", "text": "attempt 2 runs"}]
 
