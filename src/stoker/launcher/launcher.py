@@ -135,6 +135,7 @@ class Launcher:
         self.log.close()
         self._scanner.close()
         if self._guard is not None:
+            self._guard.discard()
             self._guard.close()
         return 0
 

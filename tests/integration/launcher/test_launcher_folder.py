@@ -131,6 +131,7 @@ def test_a_file_that_is_rewritten_in_place_always_loads(mode: Any, task: Make, s
     assert put_back
     it.order("release")
     launcher.gone()
+    assert not (it.root / "versions").exists()
 
 
 HALF = REWRITE.replace("time.sleep(0.002)", "n == 3 and time.sleep(1000)").replace(

@@ -54,6 +54,7 @@ class Guarded:
             return self.guard._watch.active
 
         wait(active, what="an inotify instance")
+        assert self.guard._watch is not None and not self.guard._watch.blind
         self.newer()
         return self
 

@@ -93,8 +93,10 @@ class Changes:
     def copied(self, now: float, seconds: float, *, missed: bool) -> None:
         """Its copy has ended. `missed`: it changed meanwhile."""
         self.job = None
+        # A throttled copy that was missed is soon made again, at full speed.
+        share = 0.0 if missed and not self._missed else COPY_SHARE
         self._missed = missed
-        self._not_before = now + max(COPY_GAP, COPY_SHARE * seconds)
+        self._not_before = now + max(COPY_GAP, share * seconds)
 
     def retry(self, now: float) -> None:
         """There was no room for its copy."""

@@ -189,6 +189,12 @@ class FolderGuard:
         self._state.finish()
         return report
 
+    def discard(self) -> None:
+        """Remove all versions: no other generation follows in this task directory."""
+        self._forget()
+        self._state.close()
+        stager.remove(os.path.join(self._directory, layout.VERSIONS))
+
     def close(self) -> None:
         """Release all resources. A copy in progress is dropped."""
         self._forget()

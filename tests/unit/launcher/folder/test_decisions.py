@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.launcher.folder import decisions
-from stoker.launcher.folder.changes import COPY_SHARE, EXAMINE_AGAIN, SETTLE, Changes
+from stoker.launcher.folder.changes import COPY_GAP, COPY_SHARE, EXAMINE_AGAIN, SETTLE, Changes
 from stoker.launcher.folder.decisions import PUT_BACK, STAYS, TORN, Facts, VersionFacts
 from stoker.launcher.folder.units import DIRECTORY, FILE, SET, Unit
 
@@ -137,5 +137,10 @@ class TestChanges:
         assert changes.patient
         changes.copied(10.0, 0.5, missed=True)
         assert not changes.patient
+        changes.settle(10.1, copy=True)
+        assert changes.copy_due == 10.0 + COPY_GAP
+        changes.copied(11.0, 0.5, missed=True)
+        changes.settle(11.1, copy=True)
+        assert changes.copy_due == 11.0 + 0.5 * COPY_SHARE
         changes.copied(12.0, 0.5, missed=False)
         assert changes.patient

@@ -111,6 +111,7 @@ class TestOneFile:
     def test_deleted_and_written_anew(self, it: Guarded, end: Ends) -> None:
         it.rename("last.pt", archive(b"one"))
         it.pass_time(1)
+        assert it.versions == ["000001/last.pt"]
         (it.dir / "last.pt").unlink()
         it.write("last.pt", b"PK\x03\x04")
         assert paths(end(it)["put_back"]) == ["last.pt"]
