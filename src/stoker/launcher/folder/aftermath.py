@@ -99,7 +99,8 @@ class Aftermath:
         above, name = units.parent_of(unit.path), unit.path.rpartition("/")[2]
         if unit.kind == units.FILE:
             if not files[0].size:
-                return None if suspect.settled else False
+                # A state that is empty was just being opened. Other empty files are marks, and locks.
+                return False if unit.named and not suspect.settled else None
             head = listing.head_of(self._root, unit.path, units.HEAD)
             if units.is_log(name, head) or not (unit.named or units.is_state_content(head)):
                 return None

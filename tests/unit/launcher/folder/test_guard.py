@@ -93,6 +93,14 @@ class TestOneFile:
         assert paths(report["put_back"]) == ["last.pt"] and report["torn"] == ["first.pt"]
 
     @ends
+    def test_an_empty_file_that_is_no_state_stays(self, it: Guarded, end: Ends) -> None:
+        """A mark that a script leaves, or a lock."""
+        for name in ("done", "up-1-0", "train.lock", "log.csv"):
+            it.write(name, b"")
+        assert end(it) == {}
+        assert {"done", "up-1-0", "train.lock", "log.csv"} <= set(os.listdir(it.dir))
+
+    @ends
     def test_an_unknown_format_without_a_version_stays(self, it: Guarded, end: Ends) -> None:
         it.write("state.bin", b"\1" * 5000)
         assert end(it) == {}
