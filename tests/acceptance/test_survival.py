@@ -144,7 +144,12 @@ def test_a_run_whose_task_directory_is_lost_goes_on_from_its_checkpoint(box: Box
     wait(lambda: any(line.startswith("step 19") for line in said(box, run, 1)))
     box.kill_server()
     directory = box.home.tasks / run / "1" / "worker-0"
-    shutil.rmtree(directory)
+
+    def is_lost() -> bool:
+        shutil.rmtree(directory, ignore_errors=True)  # its launcher removes files meanwhile, and makes some
+        return not directory.exists()
+
+    wait(is_lost)
     if lost == "its files":
         directory.mkdir()
     shown = box.ended(run)

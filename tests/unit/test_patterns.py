@@ -215,8 +215,9 @@ def cost(use: Use, start: str, pump: str, end: str, length: int, times: int = 1)
 def grows(use: Use, start: str, pump: str, end: str) -> bool:
     """Whether four times the text takes much more than four times as long."""
     for length in range(12, 33, 4):
-        if cost(use, start, pump, end, length) > 0.05:
-            return cost(use, start, pump, end, length, 3) > 0.05  # exponential: longer text would never end
+        # A machine that is busy can make one call long, not three.
+        if cost(use, start, pump, end, length) > 0.05 and cost(use, start, pump, end, length, 3) > 0.05:
+            return True  # exponential: longer text would never end
     for length in LENGTHS:
         if cost(use, start, pump, end, length) > 0.001 and (
             cost(use, start, pump, end, length, 3) > 9 * cost(use, start, pump, end, length // 4, 3)
