@@ -261,7 +261,11 @@ def test_a_half_deleted_home_is_survived_or_named(box: Box, lost: str) -> None:
 def test_the_task_directory_is_deleted_under_a_running_run(box: Box) -> None:
     run = box.submit("--", "sleep", "600")
     box.until(run, "running")
-    shutil.rmtree(box.home.tasks / run)
+    wait(
+        lambda: (
+            not (shutil.rmtree(box.home.tasks / run, ignore_errors=True) or (box.home.tasks / run).exists())
+        )
+    )
     shown = wait(lambda: box.show(run), lambda seen: len(seen["attempts"]) > 1 or seen["state"] == "failed")
     assert shown["attempts"][0]["cause"] == "lost"
     box("stop", run, "--kill")

@@ -89,8 +89,10 @@ def record(
     environ = os.environ if environ is None else environ
     found = interpreter(environ, python)
     passed = environment(environ, clean=clean)
-    if found is not None and Path(found).parent.name == _SHIMS and (real := _behind(found, workdir, environ)):
-        # A shim chooses by the current directory, and the training has another one.
+    shim = python is not None and found is not None and Path(found).parent.name == _SHIMS
+    if shim and found is not None and (real := _behind(found, workdir, environ)):
+        # A shim chooses by the current directory, and the training has another one. Asking it takes a while, so it is not
+        # asked for a command that names no Python.
         found = real
         passed["PATH"] = f"{Path(real).parent}{os.pathsep}{passed.get('PATH', '')}"
     return {

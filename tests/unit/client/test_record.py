@@ -154,8 +154,12 @@ def test_a_shim_chooses_where_the_run_is_submitted(tmp_path: Path) -> None:
     work.mkdir()
     (work / ".python-version").write_text(f"{real}\n")
     shell = {"PATH": f"{tmp_path}/shims:{os.environ['PATH']}"}
-    found = record(work, shell)
+    assert record(work, shell)["environment"]["PATH"] == shell["PATH"], (
+        "not asked: the command names no Python"
+    )
+    found = record(work, shell, python="python")
     assert found["executable"] == real
     assert found["environment"]["PATH"] == f"{tmp_path}/versions/3.12/bin:{shell['PATH']}"
     (work / ".python-version").unlink()
-    assert record(work, shell)["environment"]["PATH"] == shell["PATH"], "the run itself says what is wrong"
+    unknown = record(work, shell, python="python")
+    assert unknown["environment"]["PATH"] == shell["PATH"], "the run itself says what is wrong"
