@@ -67,8 +67,6 @@ class FolderKeeper:
         for text in _warnings(found):
             changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
         before = live.row.folder
-        if before is None and not found["files"] and not found.keys() & {"left", "ignored"}:
-            return None
         if before is None or before["digest"] != found["digest"]:
             live.progressed = True
             if before is not None:
@@ -101,9 +99,11 @@ class FolderKeeper:
             kept = self._carry(live, task, rules=rules, budget=budget, code=code, before=given, span=span)
             if kept is not None:
                 found[place] = kept
-                task.folder = blobs.put_tree(kept.tree)
+                if not live.alone:
+                    task.folder = blobs.put_tree(kept.tree)
                 budget = max(0, budget - _fresh(kept.tree, given))
-        if not found:
+        nothing = not any(kept.tree.files or kept.left or kept.ignored for kept in found.values())
+        if not found or (nothing and before is None):
             return None
         return self._described(live, found, base, span, apart=apart)
 

@@ -127,6 +127,8 @@ class FolderGuard:
         self._sets = listing.sets_in(listed.names)
         self._marked = {path for path, names in listed.names.items() if any(map(units.is_marker, names))}
         self._backlog = self._unsaved(listed.names)
+        if watch.blind:
+            self._state.sync()
         if self._epoll is not None and watch.active:
             self._epoll.register(watch.fileno() or 0, select.EPOLLIN)
 
@@ -217,6 +219,7 @@ class FolderGuard:
             for change in changes:
                 self._see(change, now)
             if changes:
+                self._state.sync()
                 self._rest_until = now + REST
         if watch.overflowed or (watch.blind and (last or now >= self._rescan_at)):
             self._rescan(now, everything=watch.overflowed or last or not self._slow)

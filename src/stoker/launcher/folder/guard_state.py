@@ -1,7 +1,8 @@
 """What a guard has seen, for the next one: `versions/folder.jsonl`.
 
 When the launcher was killed, `stoker.launcher.recovery` comes to the same result as the launcher would have. Only the beginning
-of a generation is synced: after a restart of the machine nothing else counts but the formats of the files.
+of a generation is synced, at the first change of the folder: after a restart of the machine nothing else counts but the formats
+of the files.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class GuardState:
         self._path = os.path.join(directory, layout.GUARD)
         self._fd: Optional[int] = None
         self._bytes = 0
+        self._synced = True
         self.forget()
 
     def forget(self) -> None:
@@ -55,6 +57,21 @@ class GuardState:
         self.settled, self.renamed = {}, {}
         self.since = self._now()
         self._rewrite()
+        self._synced = False
+
+    def sync(self) -> None:
+        """Sync the beginning of the generation, unless that was done. A short run that writes nothing does without."""
+        if self._synced:
+            return
+        self._synced = True
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError:
+            return
 
     def settle(self, path: str, key: str, *, renamed: bool = False) -> None:
         """`key`: '' for a unit that has turned out not to be complete."""
@@ -127,7 +144,8 @@ class GuardState:
         try:
             for fact in self._facts():
                 formats.append_line(fd, fact)
-            os.fsync(fd)
+            if self.settled or self.versions:
+                os.fsync(fd)
             self._bytes = os.fstat(fd).st_size
         finally:
             os.close(fd)
