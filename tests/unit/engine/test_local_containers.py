@@ -421,3 +421,23 @@ def test_work_in_a_thread_is_awaited_after_any_number_of_cancellations(final: bo
         assert ended.is_set()
 
     asyncio.run(story())
+
+
+def test_an_image_without_python_is_named_also_when_its_container_was_seen_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The container ends in the moment after it was seen."""
+    info = TaskInfo(run="run-1", attempt=1, task="worker-0", pid_namespace=True)
+    known = LocalTask(TaskPlace("run-1", 1, "worker-0"), "/nowhere", info, container="name")
+    ended = runtimes.State(pid=0, running=False, exit_code=container_layout.NO_PYTHON, out_of_memory=False)
+    monkeypatch.setattr(runtimes, "state", lambda *_: ended)
+    monkeypatch.setattr(runtimes, "remove", lambda *_: None)
+    monkeypatch.setattr(
+        runtimes, "last_output", lambda *_: "no Python 3.9 or newer in this image (PATH is /bin)\n"
+    )
+    assert tasks._settle(DOCKER, known, None)  # type: ignore[arg-type]
+    assert known.cause == "image" and "no Python 3.9 or newer" in known.evidence["message"]
+    known.cause = ""
+    monkeypatch.setattr(runtimes, "last_output", lambda *_: "train.sh: not found\n")
+    assert tasks._settle(DOCKER, known, None)  # type: ignore[arg-type]
+    assert known.cause == "", "a command of the user's can end with that code too"

@@ -346,6 +346,8 @@ class LocalEngine:
     def _observation(self, known: LocalTask) -> Observation:
         presence = Presence.GONE
         proof = known.proof
+        if proof and known.cause == "image":
+            proof = str(known.evidence.get("message") or proof)
         if not proof:
             presence = Presence.ALIVE if self._registry.is_alive(known) else Presence.SILENT
             if known.stuck:

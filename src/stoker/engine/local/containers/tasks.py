@@ -30,6 +30,7 @@ from stoker.errors import EngineError, EngineUnavailable, Refused
 from stoker.settings import Settings
 from stoker.spec import Job
 from stoker.spec.names import input_path
+from stoker.task import container_layout
 from stoker.task.formats import TaskInfo
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ ENDING = 5.0
 """Seconds that a runtime may take to notice that a container ended."""
 PAUSES = (1.0, 60.0)
 """Seconds between two searches for leftover containers: at first, and at most."""
+
+_NEEDS_PYTHON = "The image needs Python 3.9 or newer; name it with `python:`, or use `launcher: none`."
 
 
 class ContainerTasks:
@@ -293,7 +296,7 @@ def _start(runtime: Runtime, container: Container, known: LocalTask, records: Ta
             code = f" (exit code {found.exit_code})" if found is not None else ""
             raise runtimes.ImageUnavailable(
                 f"the launcher does not run in the image {container.image}{code}: {output.splitlines()[-1]}",
-                hint="The image needs Python 3.9 or newer; name it with `python:`, or use `launcher: none`.",
+                hint=_NEEDS_PYTHON,
             )
         records.write(known.place, identity, known.info, known.container)
     except (EngineError, OSError) as exc:
@@ -324,6 +327,15 @@ def _settle(runtime: Runtime, known: LocalTask, records: TaskRecords) -> bool:
     if state is not None and state.out_of_memory:
         known.cause = "oom"
         known.evidence = {"exit_code": state.exit_code, "out_of_memory": True, "limit": known.info.memory}
+    elif state is not None and state.exit_code == container_layout.NO_PYTHON and known.info.pid_namespace:
+        # It was seen running in the moment before it ended.
+        lines = runtimes.last_output(runtime, known.container).strip().splitlines()
+        if lines and "no Python" in lines[-1]:
+            known.cause = "image"
+            known.evidence = {
+                "message": f"the launcher does not run in the image: {lines[-1]}",
+                "hint": _NEEDS_PYTHON,
+            }
     runtimes.remove(runtime, known.container)
     return True
 
